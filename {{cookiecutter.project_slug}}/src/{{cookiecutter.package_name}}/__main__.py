@@ -1,0 +1,110 @@
+"""The one door: `VERB key=value ...`, alike for the console command, `python -m` and torchrun.
+
+Nothing heavy is imported here, so that `--help` answers at once; a verb imports what it needs.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from .errors import Refused, TrainingFailed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# verb: (module, what it does). The function has the verb's name, takes the composed config and
+# returns the exit code; the config has the verb's name too.
+VERBS = {
+    "train": ("training.train", "train, then evaluate on the test split"),
+    "evaluate": ("training.evaluate", "evaluate a run's checkpoint: run=<folder>"),
+}
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main() -> int:
+    """Run the verb named on the command line and return the command's exit code."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(_usage())
+        return OK if len(sys.argv) > 1 else USAGE
+    verb = sys.argv[1]
+    if verb not in VERBS:
+        return _say(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}", USAGE)
+    return _compose_and_run(verb)
+
+
+def _compose_and_run(verb: str) -> int:
+    """Let Hydra compose the verb's config and hand it over; a sweep runs each trial in a process."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from .training import settings
+
+    settings.register()
+    whole = list(sys.argv)
+    codes: list[int] = []
+    crash: list[BaseException] = []
+
+    def task(config: "DictConfig") -> None:
+        # Lightning starts the other ranks from sys.argv: they need the verb back.
+        sys.argv = whole
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            overrides = HydraConfig.get().overrides.task
+            trial = [sys.executable, "-m", str(__package__), verb, *overrides]
+            codes.append(subprocess.run(trial).returncode)
+            return
+        try:
+            codes.append(_run(verb, config))
+        except BaseException as error:
+            crash.append(error)  # Hydra would cut the traceback short
+
+    # @hydra.main refuses a bare word, so the verb is taken off while it parses.
+    sys.argv = [whole[0], *whole[2:]]
+    door = hydra.main(
+        version_base="1.3", config_path=f"pkg://{__package__}.configs", config_name=verb
+    )
+    try:
+        door(task)()
+    except SystemExit as exit_:  # Hydra has printed what is wrong with the overrides
+        return USAGE if exit_.code else OK
+    finally:
+        sys.argv = whole
+    if crash:
+        raise crash[0]
+    return max(codes, key=abs, default=OK)
+
+
+def _run(verb: str, config: "DictConfig") -> int:
+    try:
+        module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
+        return int(getattr(module, verb)(config))
+    except Refused as refusal:
+        return _say(str(refusal), USAGE)
+    except TrainingFailed as failure:
+        return _say(str(failure), FAILED)
+
+
+def _say(line: str, code: int) -> int:
+    """Print one line to stderr (once, whatever the number of ranks) and pass the code on."""
+    if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0:
+        print(f"{_name()}: {line}", file=sys.stderr)
+    return code
+
+
+def _name() -> str:
+    return str(__package__).replace("_", "-")
+
+
+def _usage() -> str:
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items())
+    return (
+        f"usage: {_name()} VERB [key=value ...]\n\n{verbs}\n\n"
+        f"`{_name()} VERB --help` shows every key and group; `-m key=1,2` sweeps over values (train)."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

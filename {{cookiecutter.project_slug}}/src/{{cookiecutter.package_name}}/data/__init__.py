@@ -1,0 +1,1 @@
+"""What goes in: images and tokens, in an order that depends on the seed alone."""

@@ -1,0 +1,108 @@
+"""The data module that all tasks share: three splits behind one kind of loader."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import lightning
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..errors import Refused
+from .order import EvalOrder, Keys, TrainOrder
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made; the same for every task.
+
+    Args:
+        batch_size: samples per optimizer step over all ranks.
+        micro_batch: samples per rank and forward pass.
+        rank, ranks: this process among all.
+        seed: of order and augmentation.
+        num_workers: loader processes of this rank; 0 loads in the training process.
+        prefetch_factor: batches that each worker holds ready.
+        pin_memory: page-locked host memory, for copies that overlap with the GPU's work.
+        overfit_batches: train on these first optimizer steps' worth of samples only.
+    """
+
+    batch_size: int
+    micro_batch: int
+    rank: int = 0
+    ranks: int = 1
+    seed: int = 1
+    num_workers: int = 0
+    prefetch_factor: int = 4
+    pin_memory: bool = False
+    overfit_batches: int | None = None
+
+
+class BatchDataset(Dataset[Any]):
+    """A dataset that is asked for whole batches: `dataset[[(epoch, index), ...]]`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, keys: Keys) -> Any: ...
+
+
+class DataModule(lightning.LightningDataModule):
+    """Subclasses fill `splits` in `setup`; `prepare_data` may run many times and at the same time."""
+
+    def __init__(self, options: LoaderOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.splits: dict[str, BatchDataset] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch (known after `setup`)."""
+        return self._train_length() // self.options.batch_size
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        options = self.options
+        order = TrainOrder(
+            self._train_length(),
+            options.batch_size,
+            options.micro_batch,
+            options.rank,
+            options.ranks,
+            options.seed,
+        )
+        if len(order) == 0:
+            raise Refused(
+                f"batch_size={options.batch_size}, but there are only {len(self.splits['train'])} "
+                "training samples: choose a smaller batch_size"
+            )
+        return self._loader(self.splits["train"], order)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._eval_loader("val")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._eval_loader("test")
+
+    def _train_length(self) -> int:
+        length = len(self.splits["train"])
+        if self.options.overfit_batches:
+            length = min(length, self.options.overfit_batches * self.options.batch_size)
+        return length
+
+    def _eval_loader(self, split: str) -> DataLoader[Any]:
+        dataset, options = self.splits[split], self.options
+        order = EvalOrder(len(dataset), options.micro_batch, options.rank, options.ranks)
+        return self._loader(dataset, order)
+
+    def _loader(self, dataset: BatchDataset, order: Sampler[Keys]) -> DataLoader[Any]:
+        workers = self.options.num_workers
+        # batch_size=None: a sampler's item is a whole batch of keys, and so is what comes back.
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            pin_memory=self.options.pin_memory,
+            persistent_workers=workers > 0,
+            prefetch_factor=self.options.prefetch_factor if workers > 0 else None,
+        )

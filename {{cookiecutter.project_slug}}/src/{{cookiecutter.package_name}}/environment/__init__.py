@@ -1,0 +1,1 @@
+"""What it runs on: the device, the CPUs granted, the software, the folders."""

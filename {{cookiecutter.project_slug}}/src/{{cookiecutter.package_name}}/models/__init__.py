@@ -1,0 +1,1 @@
+"""What is trained: networks and the LightningModules around them."""

@@ -1,0 +1,82 @@
+"""Language modelling: next-token loss over a GPT."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from ..data.order import IGNORE
+from ..errors import Refused
+from .base import Batch, TrainableModule
+from .gpt import GPT, GPTShape
+from .metrics import MaskedMean
+
+
+class LanguageModel(TrainableModule):
+    """Args: see configs/model/gpt-tiny.yaml and gpt.GPTShape."""
+
+    net: GPT
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        layers: int,
+        heads: int,
+        width: int,
+        mlp: str,
+        tie_embeddings: bool,
+        dropout: float,
+        optimizer: dict[str, Any],
+    ) -> None:
+        super().__init__(optimizer)
+        self.save_hyperparameters()
+        self.net = GPT(
+            GPTShape(vocab_size, context_length, layers, heads, width, mlp, tie_embeddings, dropout)
+        )
+
+    def loss(self, batch: Batch) -> Tensor:
+        tokens, targets = batch
+        return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+
+    def metrics_of(self) -> dict[str, Metric]:
+        return {"loss": MaskedMean()}
+
+    def update(self, metrics: MetricCollection, batch: Batch) -> None:
+        tokens, targets = batch
+        logits = self(tokens).flatten(0, 1).float()
+        losses = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
+        metrics["loss"].update(losses, targets.flatten() != IGNORE)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.net.shape.context_length
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of one training sample, forward and backward, nothing recomputed.
+
+        6 per token and weight that multiplies, plus 12 * layers * width * length per token for
+        attention counted in full (PaLM, Chowdhery et al. 2022, appendix B).
+        """
+        shape = self.net.shape
+        weights = sum(p.numel() for p in self.net.blocks.parameters() if p.ndim >= 2)
+        weights += self.net.head.weight.numel()
+        attention = 12 * shape.layers * shape.width * shape.context_length
+        return float(shape.context_length * (6 * weights + attention))
+
+    def sample(self, prompt: str, count: int = 256) -> str:
+        """Continue a text; for models of bytes only.
+
+        Raises:
+            Refused: when the vocabulary is not that of bytes.
+        """
+        if self.net.shape.vocab_size != 256:
+            raise Refused(
+                "sample_prompt: this model's tokens are not bytes; set sample_prompt=null"
+            )
+        tokens = torch.tensor([list(prompt.encode())], device=self.device)
+        self.net.eval()
+        text = bytes(self.net.generate(tokens, count)[0].tolist())
+        return text.decode("utf-8", "replace")

@@ -1,0 +1,81 @@
+"""Optimizer and learning-rate schedule from plain options."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..errors import Refused
+
+SCHEDULES = ("cosine", "linear", "constant")
+OPTIMIZERS = {
+    "adamw": (AdamW, {"lr", "weight_decay", "betas", "eps"}),
+    "sgd": (SGD, {"lr", "weight_decay", "momentum", "nesterov"}),
+}
+OURS = {"name", "grad_clip", "schedule", "warmup_steps", "min_lr_ratio"}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse names that this optimizer does not take.
+
+    Raises:
+        Refused: naming the key and what is known.
+    """
+    if options["name"] not in OPTIMIZERS:
+        raise Refused(f"optimizer.name={options['name']}: choose one of {', '.join(OPTIMIZERS)}")
+    if options["schedule"] not in SCHEDULES:
+        raise Refused(
+            f"optimizer.schedule={options['schedule']}: choose one of {', '.join(SCHEDULES)}"
+        )
+    unknown = set(options) - OPTIMIZERS[options["name"]][1] - OURS
+    if unknown:
+        raise Refused(f"optimizer={options['name']} does not take optimizer.{min(unknown)}")
+
+
+def build_optimizer(module: nn.Module, options: dict[str, Any], fused: bool) -> Optimizer:
+    """The optimizer over two groups: matrices with weight decay, vectors and scalars without.
+
+    Args:
+        fused: one kernel for all parameters; only for parameters on a GPU.
+    """
+    kind, known = OPTIMIZERS[options["name"]]
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.ndim >= 2]},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    chosen = {key: value for key, value in options.items() if key in known}
+    optimizer: Optimizer = kind([g for g in groups if g["params"]], fused=fused or None, **chosen)
+    return optimizer
+
+
+def build_schedule(optimizer: Optimizer, options: dict[str, Any], total_steps: int) -> LambdaLR:
+    """Linear warm-up, then the decay to `min_lr_ratio` that ends with the last step."""
+    warmup, floor = options["warmup_steps"], options["min_lr_ratio"]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return float((step + 1) / (warmup + 1))
+        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        if options["schedule"] == "constant":
+            return 1.0
+        if options["schedule"] == "linear":
+            return float(1 - (1 - floor) * progress)
+        return float(floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    return LambdaLR(optimizer, factor)
+
+
+def clip_by_norm(parameters: Iterable[nn.Parameter], limit: float | None) -> torch.Tensor | None:
+    """Scale all gradients so that their joint norm is at most `limit`.
+
+    Returns the norm before clipping, left on the device (reading it would make the CPU wait), or
+    None without a limit.
+    """
+    if limit is None:
+        return None
+    return torch.nn.utils.clip_grad_norm_(list(parameters), limit)

@@ -1,0 +1,158 @@
+"""The loss, the pace and the progress line, without a device read outside the logging steps."""
+
+import math
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from ..environment.device import Device
+from ..errors import TrainingFailed
+from ..models.base import TrainableModule
+from .choices import Choice
+from .run_folder import RunFolder
+
+
+class Monitor(Callback):
+    """Collects on the device at every step; reads, logs and prints every `every` steps.
+
+    Args:
+        every: optimizer steps between two readings.
+        progress: bar, lines or none.
+    """
+
+    def __init__(self, folder: RunFolder, device: Device, every: int, progress: str) -> None:
+        self.folder, self.device, self.every, self.progress = folder, device, every, progress
+        self.loss_sum: Tensor | None = None  # over the steps since the last reading
+        self.bad_step: Tensor | None = None  # the first step whose loss was not finite
+        self.samples = self.steps = self.last_step = 0  # since the last reading
+        self.seconds = 0.0
+        self.started = 0.0
+        self.window: list[tuple[float, int, int]] = []  # seconds, samples, steps of each reading
+        self.flops = 0.0  # of one training sample
+        self.epoch = 0  # of the last training batch; Lightning's own moves on when training ends
+
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+        self.last_step = trainer.global_step
+        self.started = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, index: int) -> None:
+        if not self.flops and self.device.peak_bf16_tflops:
+            self.flops = module.flops_per_sample(batch)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        self.epoch = trainer.current_epoch
+        loss = outputs["loss"]  # Lightning has divided it by the accumulation already
+        self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
+        step = torch.full_like(loss, trainer.global_step)
+        step = torch.where(torch.isfinite(loss), math.inf, step)
+        self.bad_step = step if self.bad_step is None else torch.minimum(self.bad_step, step)
+        self.samples += module.samples_in(batch) * trainer.world_size
+        if trainer.global_step == self.last_step:
+            return  # in the middle of an accumulation
+        self.last_step = trainer.global_step
+        self.steps += 1
+        if self.last_step % self.every == 0 or self.last_step == trainer.max_steps:
+            self._read(trainer, module)
+
+    def on_validation_start(self, trainer: Trainer, module: Any) -> None:
+        """Validation and checkpoints are not training time."""
+        if trainer.state.fn == "fit":
+            self._stop_clock()
+
+    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+        if trainer.state.fn == "fit":
+            self.started = time.perf_counter()
+        values = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
+        self._show(trainer, values, final=True)
+
+    def _stop_clock(self) -> None:
+        if self.device.kind == "cuda":
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - self.started
+
+    def _read(self, trainer: Trainer, module: TrainableModule) -> None:
+        """The one place that waits for the device."""
+        assert self.loss_sum is not None and self.bad_step is not None
+        loss = float(trainer.strategy.reduce(self.loss_sum / self.steps, reduce_op="mean"))
+        if not math.isfinite(loss):
+            first = int(trainer.strategy.reduce(self.bad_step, reduce_op="min"))
+            raise TrainingFailed(
+                f"the training loss was not finite at step {first}: lower optimizer.lr, warm up longer, "
+                "or look at that batch; no checkpoint was written after it"
+            )
+        self._stop_clock()
+        self.window.append((self.seconds, self.samples, self.steps))
+        values = {"train_loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        if module.grad_norm is not None:
+            values["grad_norm"] = float(module.grad_norm)
+        values["samples_per_s"] = self.samples / self.seconds
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+        self._show(trainer, values)
+        per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+        self.folder.update_summary(
+            steps=trainer.global_step,
+            epochs=round(trainer.global_step / per_epoch, 3),
+            **self.pace(module, trainer),
+        )
+        self.loss_sum = self.bad_step = None
+        self.samples = self.steps = 0
+        self.seconds = 0.0
+        self.started = time.perf_counter()
+
+    def pace(self, module: TrainableModule, trainer: Trainer) -> dict[str, Any]:
+        """Throughput, MFU and peak memory so far; the first reading (warm-up) counts only alone."""
+        rows = self.window[1:] or self.window
+        if not rows:
+            return {}
+        seconds, samples, steps = (sum(column) for column in zip(*rows, strict=True))
+        rate = samples / seconds
+        throughput = {"samples_per_s": round(rate, 2), "step_ms": round(1e3 * seconds / steps, 3)}
+        throughput["tokens_per_s"] = (
+            round(rate * getattr(module, "tokens_per_sample", 0), 1) or None
+        )
+        return {
+            "throughput": throughput,
+            "mfu": self._mfu(rate, trainer.world_size).plain(),
+            "peak_memory_gib": round(self._peak_memory(), 3),
+        }
+
+    def _mfu(self, samples_per_s: float, ranks: int) -> Choice:
+        peak = self.device.peak_bf16_tflops
+        if peak is None:
+            return Choice(None, f"no datasheet peak is known for {self.device.name}")
+        used = samples_per_s * self.flops / ranks
+        reason = f"model FLOPs over {peak:g} TFLOP/s, the dense bf16 peak of {self.device.name}"
+        return Choice(round(used / (peak * 1e12), 4), reason)
+
+    def _peak_memory(self) -> float:
+        if self.device.kind == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**30
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+    def _show(self, trainer: Trainer, values: dict[str, float], final: bool = False) -> None:
+        if self.progress == "none" or not trainer.is_global_zero:
+            return
+        total = trainer.max_steps
+        parts = [f"step {trainer.global_step:>{len(str(total))}}/{total}", f"epoch {self.epoch}"]
+        parts += [
+            f"{name} {value:.4g}" for name, value in values.items() if name != "samples_per_s"
+        ]
+        if not final:
+            rate = values["samples_per_s"]
+            left = (total - trainer.global_step) * self.samples / self.steps / rate
+            parts += [f"{rate:,.0f} samples/s", f"{left // 60:.0f}:{left % 60:02.0f} left"]
+        line = "  ".join(parts)
+        if self.progress == "bar":
+            print(f"\r\x1b[K{line}", end="\n" if final else "", flush=True)
+        else:
+            print(line, flush=True)

@@ -1,0 +1,148 @@
+"""The keys of the command line with their types and defaults, and what they must satisfy.
+
+Hydra checks names and types against these classes, so a misspelled key or a word in place of a
+number is refused by name. Kept free of torch: the door imports it before anything else.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from ..environment.folders import project_root
+from ..errors import Refused
+
+PROGRESS = ("auto", "bar", "lines", "none")
+COMPILE = ("auto", True, False)
+MODES = ("min", "max")
+COUNTS = (
+    "max_steps",
+    "max_epochs",
+    "validate_every_steps",
+    "checkpoint_every_steps",
+    "keep_last",
+    "keep_best",
+    "batch_size",
+    "micro_batch",
+    "num_nodes",
+    "log_every_steps",
+    "limit_eval_batches",
+    "overfit_batches",
+)
+
+
+@dataclass
+class TrainSettings:
+    """Every key of `train` outside the groups."""
+
+    # the run
+    experiment: str = "${hydra:runtime.choices.experiment}"
+    name: str | None = None  # folder name below runs/<experiment>/; null: a fresh id
+    run_dir: str | None = None  # the run's folder itself; wins over name
+    runs_dir: str = "${project_root:}/runs"
+    data_dir: str = "${project_root:}/data"
+    seed: int = 1
+    init_from: str | None = None  # a checkpoint whose weights are the start
+
+    # how long
+    max_steps: int | None = None  # optimizer steps; also the end of the learning-rate schedule
+    max_epochs: int | None = None
+    validate_every_steps: int | None = None  # null: after each epoch
+    checkpoint_every_steps: int | None = None  # besides the one after each validation
+    keep_last: int = 1
+    keep_best: int = 1
+    monitor: str = MISSING  # the validation metric that decides which checkpoint is best
+    monitor_mode: str = "min"
+    test: bool = True  # evaluate the best checkpoint on the test split at the end
+
+    # how much at once
+    batch_size: int = 64  # samples per optimizer step, over all devices
+    micro_batch: int | None = (
+        None  # samples per device and forward pass; null: batch_size / devices
+    )
+    num_workers: Any = "auto"  # loader processes per device
+
+    # on what
+    accelerator: str = "auto"  # auto, cuda or cpu
+    devices: Any = "auto"  # a count, or a list such as [0,1]
+    num_nodes: int = 1
+    compile: Any = "auto"  # torch.compile of the network: auto, true or false
+    deterministic: bool = False
+
+    # what is shown
+    progress: str = "auto"  # bar (one line, rewritten), lines, none; auto: bar on a terminal
+    log_every_steps: int = 10
+    sample_prompt: str | None = None  # language: text is continued from here at the end
+
+    # short runs (see configs/debug)
+    limit_eval_batches: int | None = None
+    overfit_batches: int | None = None
+    profile: bool = False
+
+    # groups, filled by their files
+    data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    loader: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluateSettings:
+    """Every key of `evaluate`; null means: as in the run."""
+
+    run: str = MISSING  # the run folder
+    checkpoint: str = "best"  # best, last, or a file
+    split: str = "test"  # test or val
+    batch_size: int | None = None
+    num_workers: Any = None
+    accelerator: str = "auto"
+    devices: Any = 1
+    precision: str = "auto"
+    data: dict[str, Any] = field(default_factory=dict)  # e.g. +data.folder=/other/images
+
+
+def register() -> None:
+    """Make the classes and the `${project_root:}` resolver known to Hydra."""
+    OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
+    store = ConfigStore.instance()
+    store.store(name="settings", node=TrainSettings, package="_global_")
+    store.store(name="evaluate_settings", node=EvaluateSettings, package="_global_")
+
+
+def check_keys(config: DictConfig, known: type) -> None:
+    """Refuse keys that nothing reads (`+key=...` adds them) and keys that still have no value.
+
+    Raises:
+        Refused: naming the key.
+    """
+    names = {entry.name for entry in fields(known)}
+    for key in map(str, config):
+        if key not in names:
+            raise Refused(f"{key} is no key of this command; see --help")
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise Refused(f"{missing[0]} has no value: give it as {missing[0]}=...")
+
+
+def check(config: DictConfig) -> None:
+    """Refuse values that the types allow but training cannot use.
+
+    Raises:
+        Refused: naming the key, its value and what it takes.
+    """
+    check_keys(config, TrainSettings)
+    if config.max_steps is None and config.max_epochs is None:
+        raise Refused("max_steps and max_epochs are both null: set one, or training has no end")
+    for key in COUNTS:
+        if config[key] is not None and config[key] < 1:
+            raise Refused(f"{key}={config[key]}: it takes a whole number from 1 on")
+    for key, allowed in (("progress", PROGRESS), ("compile", COMPILE), ("monitor_mode", MODES)):
+        if config[key] not in allowed:
+            words = ", ".join(str(word).lower() for word in allowed)
+            raise Refused(f"{key}={config[key]}: choose one of {words}")
+    if config.overfit_batches and config.max_epochs and not config.max_steps:
+        raise Refused("overfit_batches with max_epochs alone ends at once: set max_steps")

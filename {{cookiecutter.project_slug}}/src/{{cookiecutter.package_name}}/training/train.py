@@ -1,0 +1,235 @@
+"""`train`: choose, build, fit, evaluate, write down."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Trainer
+from omegaconf import DictConfig
+
+from ..data.base import DataModule, LoaderOptions
+from ..data.order import seed_of
+from ..environment.device import Device, find_device
+from ..environment.folders import shown
+from ..errors import Refused
+from ..models.base import TrainableModule
+from . import settings
+from .build import SyncBuffers, build, build_trainer, choose_strategy, plain
+from .checkpoints import Checkpoints, load_weights
+from .choices import (
+    BatchPlan,
+    Choice,
+    choose_compile,
+    choose_progress,
+    choose_workers,
+    plan_batch,
+    show,
+)
+from .loggers import build_logger, finish_loggers
+from .monitor import Monitor
+from .precision import apply_precision, choose_precision
+from .ranks import Ranks, agree, find_ranks, shared_with_children
+from .records import MetricsFile
+from .run_folder import RunFolder, choose_run_dir
+
+
+@dataclass
+class Machine:
+    """What this run runs on."""
+
+    device: Device
+    ranks: Ranks
+    batch: BatchPlan
+    choices: dict[str, Choice]
+
+
+def train(config: DictConfig) -> int:
+    """Train as `config` says and return the exit code. Refusals come before data is touched."""
+    settings.check(config)
+    machine = _look_around(config)
+    ranks, choices = machine.ranks, machine.choices
+    lightning.seed_everything(config.seed, workers=True, verbose=False)
+    module: TrainableModule = build(config.model, "model", optimizer=plain(config.optimizer))
+    data: DataModule = build(config.data, "data", options=_loader_options(config, machine))
+    if config.sample_prompt is not None and not hasattr(module, "sample"):
+        raise Refused("sample_prompt: only language models continue text; set sample_prompt=null")
+    if config.init_from:
+        load_weights(module, Path(config.init_from).expanduser())
+    run_dir = agree(str(choose_run_dir(config)) if ranks.rank == 0 else "", ranks, machine.device)
+    folder = RunFolder(Path(run_dir), writes=ranks.rank == 0)
+    try:
+        _start(config, folder, machine)
+        total_steps, why = _prepare(config, data, machine)
+        choices["steps"] = Choice(total_steps, why)
+        choices["compile"] = choose_compile(config.compile, machine.device, total_steps)
+        if folder.writes:
+            show(choices)
+        folder.write_manifest(config, machine.device, choices)
+        folder.update_summary(**{name: choice.plain() for name, choice in choices.items()})
+        with shared_with_children(run_dir, ranks):
+            _fit(config, folder, machine, module, data, total_steps)
+    except BaseException as error:
+        if folder.summary:
+            folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
+        finish_loggers(failed=True)
+        raise
+    finish_loggers(failed=False)
+    return 0
+
+
+def _look_around(config: DictConfig) -> Machine:
+    """Every choice that depends on the machine and the config alone."""
+    device = find_device(config.accelerator)
+    ranks = find_ranks(config.devices, config.num_nodes, device)
+    batch = plan_batch(config.batch_size, config.micro_batch, ranks.size)
+    in_process = "context_length" in config.data
+    choices = {
+        "device": Choice(
+            device.kind, f"{device.name}, {ranks.size} process{'es' * (ranks.size > 1)}"
+        ),
+        "precision": choose_precision(config.precision.name, device),
+        "strategy": choose_strategy(config.strategy.name, ranks),
+        "loader": Choice("torch", "the one loader there is"),
+        "workers": choose_workers(config.num_workers, device, ranks.here, in_process),
+        "batch": Choice(
+            batch.batch_size,
+            f"{batch.micro_batch} x {ranks.size} devices x {batch.accumulate} accumulated",
+        ),
+    }
+    return Machine(device, ranks, batch, choices)
+
+
+def _loader_options(config: DictConfig, machine: Machine) -> LoaderOptions:
+    return LoaderOptions(
+        batch_size=machine.batch.batch_size,
+        micro_batch=machine.batch.micro_batch,
+        rank=machine.ranks.rank,
+        ranks=machine.ranks.size,
+        seed=config.seed,
+        num_workers=machine.choices["workers"].value,
+        prefetch_factor=config.loader.prefetch_factor,
+        pin_memory=machine.device.kind == "cuda",
+        overfit_batches=config.overfit_batches,
+    )
+
+
+def _start(config: DictConfig, folder: RunFolder, machine: Machine) -> None:
+    """Write what is known, so that whatever happens next can be read."""
+    if folder.writes:
+        print(f"{'run:':<12} {shown(folder.path)}", flush=True)
+    folder.write_config(config)
+    empty = {"samples_per_s": None, "tokens_per_s": None, "step_ms": None}
+    folder.update_summary(
+        status="running",
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        steps=0,
+        epochs=0,
+        metrics={},
+        throughput=empty,
+        mfu=Choice(None, "nothing measured yet").plain(),
+        peak_memory_gib=None,
+        world_size=machine.ranks.size,
+    )
+
+
+def _prepare(config: DictConfig, data: DataModule, machine: Machine) -> tuple[int, str]:
+    """Make the data ready on every rank; returns the number of optimizer steps and where it comes from."""
+    if machine.ranks.environment.local_rank() == 0:
+        data.prepare_data()
+    agree("prepared", machine.ranks, machine.device)
+    data.setup("fit")
+    per_epoch = data.steps_per_epoch
+    if per_epoch == 0:
+        data.train_dataloader()  # says which batch_size would do
+    by_epochs = config.max_epochs * per_epoch if config.max_epochs else None
+    if by_epochs is None or (config.max_steps and config.max_steps <= by_epochs):
+        return config.max_steps, f"max_steps; {per_epoch} steps an epoch"
+    return by_epochs, f"max_epochs={config.max_epochs} of {per_epoch} steps"
+
+
+def _fit(
+    config: DictConfig,
+    folder: RunFolder,
+    machine: Machine,
+    module: TrainableModule,
+    data: DataModule,
+    total_steps: int,
+) -> None:
+    """Fit, validate the end, test the best, write the summary."""
+    metrics = MetricsFile(folder.metrics, data.steps_per_epoch)
+    logger = build_logger(config, folder)
+    checkpoints = Checkpoints(
+        folder,
+        config.monitor,
+        config.monitor_mode,
+        config.keep_last,
+        config.keep_best,
+        config.checkpoint_every_steps,
+    )
+    monitor = Monitor(
+        folder, machine.device, config.log_every_steps, choose_progress(config.progress)
+    )
+    trainer = build_trainer(
+        config,
+        device=machine.device,
+        ranks=machine.ranks,
+        strategy=machine.choices["strategy"].value,
+        precision=apply_precision(machine.choices["precision"].value),
+        folder=folder,
+        loggers=[metrics, *([logger] if logger else [])],
+        callbacks=[SyncBuffers(), checkpoints, monitor],
+        max_steps=total_steps,
+        accumulate=machine.batch.accumulate,
+    )
+    module.total_steps = total_steps
+    if machine.choices["compile"].value:
+        module.net.compile(dynamic=False)
+    # All ranks built the same weights; from here on their dropout differs.
+    torch.manual_seed(seed_of(config.seed, "rank", machine.ranks.rank))
+    trainer.fit(module, datamodule=data)
+    _finish(config, folder, module, data, trainer, checkpoints, monitor, metrics)
+
+
+def _finish(
+    config: DictConfig,
+    folder: RunFolder,
+    module: TrainableModule,
+    data: DataModule,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    monitor: Monitor,
+    metrics: MetricsFile,
+) -> None:
+    steps = trainer.global_step
+    pace = monitor.pace(module, trainer)
+    if not checkpoints.saved[-1]["metrics"]:
+        trainer.validate(module, datamodule=data, verbose=False)
+    results = {**metrics.latest, **checkpoints.saved[-1]["metrics"]}
+    best_step = load_weights(module, folder.checkpoints / checkpoints.best["file"])
+    if config.test:
+        tested = trainer.test(module, datamodule=data, verbose=False)[0]
+        results |= {name: float(value) for name, value in tested.items()}
+    results = {name: value for name, value in results.items() if name not in ("step", "epoch")}
+    folder.update_summary(
+        status="finished", steps=steps, metrics=results, best_step=best_step, **pace
+    )
+    if folder.writes:
+        _tell(config, folder, module, results, best_step)
+
+
+def _tell(
+    config: DictConfig, folder: RunFolder, module: Any, results: dict[str, float], best_step: int
+) -> None:
+    """The last lines: what came out, a sample, and what to type next."""
+    if config.sample_prompt is not None:
+        text = module.sample(config.sample_prompt)
+        (folder.path / "sample.txt").write_text(text, encoding="utf-8")
+        print(f"\nsample (sample.txt):\n{text}\n", flush=True)
+    shown_results = {k: v for k, v in results.items() if k.startswith(("val_", "test_"))}
+    print(f"{'finished:':<12} best checkpoint at step {best_step}", flush=True)
+    for name, value in shown_results.items():
+        print(f"{name + ':':<14} {value:.4f}", flush=True)
+    print(f"{'run:':<12} {shown(folder.path)}", flush=True)

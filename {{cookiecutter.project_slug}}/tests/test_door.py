@@ -1,0 +1,110 @@
+"""The one door: exit codes, precedence, and the same run however it is started."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SHORT, Command, Door
+
+REFUSALS = {
+    "mex_steps=3": "mex_steps",
+    "+mex_steps=3": "mex_steps",
+    "max_steps=many": "max_steps",
+    "max_steps=0": "max_steps=0",
+    "+data.sise=3": "sise",
+    "model.backbone=resnet1812": "resnet1812",
+    "model=gpt-tinny": "gpt-tinny",
+    "loader=floppy": "loader/floppy",
+    "precision=tf32": "precision=fp32 works",
+    "micro_batch=7": "micro_batch=4 does",
+    "monitor_mode=most": "min, max",
+    "optimizer.name=adam": "adamw, sgd",
+    "name=a/b": "name=a/b",
+    "name='a b'": "name=a b",
+    "devices=0": "devices=0",
+    "strategy=single devices=2": "strategy=single",
+    "init_from=/nowhere.ckpt": "/nowhere.ckpt",
+}
+
+
+@pytest.mark.parametrize("wish", REFUSALS)
+def test_refuses_with_exit_2_and_names_the_key(
+    wish: str, door: Door, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["experiment=vision", "accelerator=cpu", "batch_size=4", f"runs_dir={tmp_path}/runs"]
+    overrides = [wish] if "'" in wish else wish.split()
+    assert door("train", *words, f"data_dir={tmp_path}/data", *overrides) == 2
+    assert REFUSALS[wish] in capfd.readouterr().err
+    assert not (tmp_path / "data").exists(), "refused only after the data had been touched"
+    assert not (tmp_path / "runs").exists(), "a refusal left a run folder"
+
+
+def test_command_line_beats_debug_beats_experiment(runs: dict[str, Path]) -> None:
+    config = (runs["vision"] / "config.yaml").read_text()
+    assert re.search(r"^batch_size: 32$", config, re.M), "command line over experiment (64)"
+    assert re.search(r"^max_steps: 4$", config, re.M), "debug over defaults"
+    assert re.search(r"^max_epochs: null$", config, re.M), "debug over experiment (12)"
+    assert re.search(r"^monitor: val_accuracy$", config, re.M), "experiment over defaults"
+
+
+def test_verbs_are_listed_without_importing_torch(command: Command) -> None:
+    result = command("--help")
+    assert result.returncode == 0 and "evaluate" in result.stdout
+    assert command("dance").returncode == 2
+    code = (
+        f"import sys; sys.argv[1:] = ['-h']; from {'{{ cookiecutter.package_name }}'}.__main__ import main; main(); "
+    )
+    code += "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def losses(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open() as file:
+        return [float(row["train_loss"]) for row in csv.DictReader(file) if row["train_loss"]]
+
+
+def test_one_and_two_processes_by_both_launchers_are_one_training(
+    command: Command, door: Door, data_dir: Path, tmp_path: Path
+) -> None:
+    """Run from a foreign directory: same folder shape, same losses, one folder a run."""
+    words = [
+        "train",
+        *SHORT["language"],
+        f"data_dir={data_dir}",
+        "accelerator=cpu",
+        "sample_prompt=null",
+    ]
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")
+    results = {
+        "one": command(*words, f"run_dir={tmp_path}/one", cwd=tmp_path),
+        "lightning": command(*words, f"run_dir={tmp_path}/lightning", "devices=2", cwd=tmp_path),
+        "torchrun": command(
+            *words, f"run_dir={tmp_path}/torchrun", launcher=torchrun, cwd=tmp_path
+        ),
+    }
+    for name, result in results.items():
+        assert result.returncode == 0, f"{name}: {result.stdout}\n{result.stderr}"
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["status"] == "finished" and summary["world_size"] == (
+            1 if name == "one" else 2
+        )
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+        one = json.loads((tmp_path / "one" / "summary.json").read_text())["metrics"]
+        assert summary["metrics"]["test_loss"] == pytest.approx(one["test_loss"], rel=1e-5)
+    assert {entry.name for entry in tmp_path.iterdir()} == set(results), "a stray folder was made"
+
+
+def test_a_sweep_runs_each_trial_in_its_own_folder(
+    command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    words = [*SHORT["vision"], f"data_dir={data_dir}", f"runs_dir={tmp_path}", "accelerator=cpu"]
+    result = command("train", "-m", *words, "seed=1,2", "micro_batch=32,5", cwd=tmp_path)
+    assert result.returncode == 2, "a refused trial is the sweep's exit code"
+    found = [
+        json.loads(path.read_text())["status"] for path in tmp_path.glob("vision/*/summary.json")
+    ]
+    assert found == ["finished", "finished"], f"the good trials must go on: {result.stderr}"
