@@ -8,7 +8,8 @@ from {{ cookiecutter.package_name }}.errors import Refused
 from {{ cookiecutter.package_name }}.training.choices import BatchPlan, choose_compile, choose_workers, plan_batch
 from {{ cookiecutter.package_name }}.training.precision import apply_precision, choose_precision
 
-CPU = Device("cpu", "AMD EPYC", 1)
+CPU = Device("cpu", "a laptop", 1)
+SERVER_CPU = Device("cpu", "a server", 1, cpu_bf16=True)
 V100 = Device("cuda", "Tesla V100-SXM2-32GB", 1, (7, 0), 32)
 T4 = Device("cuda", "Tesla T4", 1, (7, 5), 16)
 A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 8, (8, 0), 80)
@@ -17,7 +18,14 @@ H200 = Device("cuda", "NVIDIA H200", 8, (9, 0), 140)
 
 @pytest.mark.parametrize(
     ("device", "best"),
-    [(CPU, "fp32"), (V100, "fp16"), (T4, "fp16"), (A100, "bf16"), (H200, "bf16")],
+    [
+        (CPU, "fp32"),
+        (SERVER_CPU, "bf16"),
+        (V100, "fp16"),
+        (T4, "fp16"),
+        (A100, "bf16"),
+        (H200, "bf16"),
+    ],
 )
 def test_precision_follows_the_hardware(device: Device, best: str) -> None:
     choice = choose_precision("auto", device)

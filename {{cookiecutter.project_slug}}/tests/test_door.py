@@ -19,7 +19,7 @@ REFUSALS = {
     "model.backbone=resnet1812": "resnet1812",
     "model=gpt-tinny": "gpt-tinny",
     "loader=floppy": "loader/floppy",
-    "precision=tf32": "precision=fp32 works",
+    "precision=tf32": "precision=tf32 needs an NVIDIA GPU",
     "micro_batch=7": "micro_batch=4 does",
     "monitor_mode=most": "min, max",
     "optimizer.name=adam": "adamw, sgd",
@@ -76,6 +76,7 @@ def test_one_and_two_processes_by_both_launchers_are_one_training(
         *SHORT["language"],
         f"data_dir={data_dir}",
         "accelerator=cpu",
+        "precision=fp32",
         "sample_prompt=null",
     ]
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2")

@@ -33,6 +33,7 @@ class Device:
     count: int
     capability: tuple[int, int] = (0, 0)
     memory_gib: float = 0.0
+    cpu_bf16: bool = False  # a CPU with bf16 instructions
 
     @property
     def peak_bf16_tflops(self) -> float | None:
@@ -64,7 +65,13 @@ def find_device(accelerator: str) -> Device:
         )
     if accelerator == "auto" and _gpu_is_present():
         raise Refused(f"a GPU is here, but {_why_no_cuda()}; accelerator=cpu trains without it")
-    return Device("cpu", cpu_name(), 1)
+    return Device("cpu", cpu_name(), 1, cpu_bf16=_cpu_has_bf16())
+
+
+def _cpu_has_bf16() -> bool:
+    """AMX or AVX512-BF16. torch has no public question for it; without an answer it is no."""
+    tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, test, bool)() for test in tests)
 
 
 def _gpu_is_present() -> bool:

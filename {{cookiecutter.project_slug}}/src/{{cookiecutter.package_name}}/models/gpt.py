@@ -121,21 +121,25 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; query, key and value come from one matrix."""
+    """Causal self-attention; query, key and value come from one matrix.
+
+    Its rows lie head by head (query, key, value of the first head, then the second ...), so that a
+    part of the rows is a part of the heads.
+    """
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_size = shape.width // shape.heads
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, head size)
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, -1, 3, self.head_size)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)  # each (batch, heads, length, head size)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return result
 
 
@@ -153,12 +157,12 @@ class GELU(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.into = nn.Linear(shape.width, 2 * shape.hidden, bias=False)  # gate and value at once
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.into = nn.Linear(shape.width, shape.hidden, bias=False)
         self.out = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.into(x).chunk(2, dim=-1)
-        result: Tensor = self.out(F.silu(gate) * value)
+        result: Tensor = self.out(F.silu(self.gate(x)) * self.into(x))
         return result
 
 

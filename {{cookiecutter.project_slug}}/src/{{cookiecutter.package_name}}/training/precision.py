@@ -44,8 +44,10 @@ def choose_precision(wish: str, device: Device) -> Choice:
 
 
 def _best(device: Device) -> tuple[str, str]:
+    if device.kind == "cpu" and device.cpu_bf16:
+        return "bf16", f"{device.name} has bf16 instructions"
     if device.kind == "cpu":
-        return "fp32", "the CPU computes it directly"
+        return "fp32", f"{device.name} has no bf16 instructions"
     label = f"{device.name}, compute capability {device.capability[0]}.{device.capability[1]}"
     if device.capability >= TENSOR_CORE_BF16:
         return "bf16", f"{label}; TF32 for what stays in fp32"
