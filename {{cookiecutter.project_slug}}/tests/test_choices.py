@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from {{ cookiecutter.package_name }}.environment.device import Device
 from {{ cookiecutter.package_name }}.errors import Refused
@@ -16,6 +17,10 @@ A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 8, (8, 0), 80)
 H200 = Device("cuda", "NVIDIA H200", 8, (9, 0), 140)
 
 
+def asking(name: str, **options: object) -> DictConfig:
+    return OmegaConf.create({"name": name, "fallback": False, **options})
+
+
 @pytest.mark.parametrize(
     ("device", "best"),
     [
@@ -28,7 +33,7 @@ H200 = Device("cuda", "NVIDIA H200", 8, (9, 0), 140)
     ],
 )
 def test_precision_follows_the_hardware(device: Device, best: str) -> None:
-    choice = choose_precision("auto", device)
+    choice = choose_precision(asking("auto"), device)
     assert choice.value == best and choice.reason
 
 
@@ -37,7 +42,7 @@ def test_precision_follows_the_hardware(device: Device, best: str) -> None:
 )
 def test_precision_without_hardware_is_refused_with_a_way_out(wish: str, device: Device) -> None:
     with pytest.raises(Refused, match=r"precision=\w+ works"):
-        choose_precision(wish, device)
+        choose_precision(asking(wish), device)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,7 @@ def test_workers_and_compile_follow_the_device() -> None:
     assert choose_workers(3, CPU, 1, in_process=True).value == 3
     with pytest.raises(Refused, match="num_workers"):
         choose_workers("lots", CPU, 1, in_process=False)
-    assert choose_compile("auto", CPU, 10_000).value is False
-    assert choose_compile("auto", H200, 10).value is False
-    assert choose_compile("auto", H200, 10_000).value is True
-    assert choose_compile(True, CPU, 1).value is True
+    assert choose_compile("auto", CPU, 10_000, "bf16").value is False
+    assert choose_compile("auto", H200, 10, "bf16").value is False
+    assert choose_compile("auto", H200, 10_000, "bf16").value is True
+    assert choose_compile(True, CPU, 1, "fp32").value is True

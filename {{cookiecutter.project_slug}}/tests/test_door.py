@@ -11,7 +11,7 @@ import pytest
 from conftest import SHORT, Command, Door
 
 REFUSALS = {
-    "mex_steps=3": "mex_steps",
+    "mex_steps=3": "do you mean max_steps?",
     "+mex_steps=3": "mex_steps",
     "max_steps=many": "max_steps",
     "max_steps=0": "max_steps=0",

@@ -69,6 +69,9 @@ def _compose_and_run(verb: str) -> int:
     try:
         door(task)()
     except SystemExit as exit_:  # Hydra has printed what is wrong with the overrides
+        for word in whole[2:]:
+            if exit_.code and (meant := settings.near(word)):
+                _say(f"{word.split('=')[0]}: do you mean {meant}?", USAGE)
         return USAGE if exit_.code else OK
     finally:
         sys.argv = whole

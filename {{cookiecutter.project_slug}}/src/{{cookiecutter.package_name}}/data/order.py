@@ -23,6 +23,11 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def same_chance(seed: int, step: int, probability: float) -> bool:
+    """A throw that falls alike on every rank: for branches that all ranks must take together."""
+    return seed_of(seed, "chance", step) / 2**63 < probability
+
+
 class TrainOrder(Sampler[Keys]):
     """Batches of one rank: each epoch a new permutation, cut into global batches of `batch_size`.
 

@@ -1,14 +1,18 @@
 """What every LightningModule here shares: optimizer, clipping, validation totals. No task in it."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
 from torchmetrics import Metric, MetricCollection
 
+from ..errors import Refused
 from .optimizer import build_optimizer, build_schedule, check_options, clip_by_norm
 
 Batch = tuple[Tensor, Tensor]
@@ -24,6 +28,7 @@ class TrainableModule(lightning.LightningModule):
     Attributes:
         net: the network alone; this is what gets compiled.
         total_steps: optimizer steps of the whole training, set before `fit` (the schedule needs it).
+        shard: set by training/ for FSDP and tensor parallelism; splits the network over the devices.
         grad_norm: norm of the last step's gradient before clipping, on the device; None: not clipped.
     """
 
@@ -36,6 +41,7 @@ class TrainableModule(lightning.LightningModule):
         self.total_steps = 0
         self.grad_norm: Tensor | None = None
         self.eval_metrics: dict[str, MetricCollection] = {}
+        self.shard: Callable[[TrainableModule, DeviceMesh], None] | None = None
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
@@ -48,6 +54,52 @@ class TrainableModule(lightning.LightningModule):
     @abstractmethod
     def update(self, metrics: MetricCollection, batch: Batch) -> None:
         """Count a batch, whose padded samples are labelled order.IGNORE, into the metrics."""
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated parts of the network, in order: the unit of sharding, checkpointing, compiling."""
+        for name in ("blocks", "layers", "stages"):
+            parts = getattr(self.net, name, None)
+            if isinstance(parts, nn.ModuleList | nn.Sequential):
+                return list(parts)
+        return []
+
+    def width(self) -> int:
+        """Inner size of the matrix products: the median over the weights of all Linear layers."""
+        layers = [m for m in self.net.modules() if isinstance(m, nn.Linear)]
+        sizes = sorted((m.in_features, m.weight.numel()) for m in layers)
+        half = sum(count for _, count in sizes) / 2
+        for size, count in sizes:
+            half -= count
+            if half <= 0:
+                return size
+        return 0
+
+    def kept_layers(self) -> list[nn.Module]:
+        """Layers that stay in high precision under FP8: the head."""
+        return []
+
+    def activation_bytes(self) -> float:
+        """Bytes that the forward pass of one sample leaves for backward in bf16; 0: no estimate."""
+        return 0.0
+
+    def check_tensor_parallel(self, split: int) -> None:
+        """Refuse to split each layer over `split` devices where that cannot be.
+
+        Raises:
+            Refused: here, since there is no plan; a subclass with a plan checks its sizes.
+        """
+        raise Refused(
+            f"strategy=fsdp-tp: {type(self).__name__} has no tensor-parallel plan; strategy=fsdp"
+        )
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        """How each layer is split, by name; must reach every parameter."""
+        raise NotImplementedError
+
+    def configure_model(self) -> None:
+        """Lightning calls this when the device mesh is there, for every fit and evaluation."""
+        if self.shard is not None and self.device_mesh is not None:
+            self.shard(self, self.device_mesh)
 
     def samples_in(self, batch: Batch) -> int:
         """Samples in a batch, from its shape alone."""
@@ -88,6 +140,12 @@ class TrainableModule(lightning.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._finish("test")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave out what Transformer Engine adds: the keys are the same under every precision."""
+        weights = checkpoint["state_dict"]
+        for key in [key for key in weights if key.endswith("_extra_state")]:
+            del weights[key]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # A fused optimizer unscales fp16 gradients inside its step, after clipping has looked at them.

@@ -4,7 +4,7 @@ from typing import Any
 
 import timm
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -46,6 +46,10 @@ class ImageClassifier(TrainableModule):
     def loss(self, batch: Batch) -> Tensor:
         images, labels = batch
         return F.cross_entropy(self(images).float(), labels, label_smoothing=self.label_smoothing)
+
+    def kept_layers(self) -> list[nn.Module]:
+        head = self.net.get_classifier()  # type: ignore[operator]
+        return [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
 
     def metrics_of(self) -> dict[str, Metric]:
         # Without the library's value checks: each would make the CPU wait for the GPU.

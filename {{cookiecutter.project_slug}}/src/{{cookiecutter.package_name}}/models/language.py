@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ParallelStyle
 from torchmetrics import Metric, MetricCollection
 
 from ..data.order import IGNORE
@@ -12,6 +13,7 @@ from ..errors import Refused
 from .base import Batch, TrainableModule
 from .gpt import GPT, GPTShape
 from .metrics import MaskedMean
+from .tensor_parallel import tensor_parallel_plan
 
 
 class LanguageModel(TrainableModule):
@@ -40,6 +42,32 @@ class LanguageModel(TrainableModule):
     def loss(self, batch: Batch) -> Tensor:
         tokens, targets = batch
         return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+
+    def kept_layers(self) -> list[nn.Module]:
+        return [self.net.head]
+
+    def activation_bytes(self) -> float:
+        """34 bytes per token, layer and width (Korthikanti et al. 2022, with attention recomputed), and
+        the logits in bf16, in fp32 and their gradient."""
+        shape = self.net.shape
+        per_token = 34 * shape.layers * shape.width + 10 * shape.padded_vocab
+        return float(shape.context_length * per_token)
+
+    def check_tensor_parallel(self, split: int) -> None:
+        shape = self.net.shape
+        sizes = {
+            "model.heads": shape.heads,
+            "model.context_length": shape.context_length,
+            "the MLP's width": shape.hidden,
+        }
+        for key, size in sizes.items():
+            if size % split:
+                raise Refused(
+                    f"strategy.tensor_parallel={split} does not divide {key}={size}: choose another"
+                )
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        return tensor_parallel_plan(self.net)
 
     def metrics_of(self) -> dict[str, Metric]:
         return {"loss": MaskedMean()}

@@ -1,6 +1,5 @@
 """From config nodes to objects: the data module, the model, Lightning's Trainer."""
 
-import inspect
 import logging
 import warnings
 from typing import Any
@@ -10,17 +9,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PyTorchProfiler
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 from omegaconf import DictConfig, OmegaConf
-from torch.nn.parallel import DistributedDataParallel
 
 from ..environment.device import Device
 from ..errors import Refused
-from .choices import Choice
 from .ranks import Ranks
 from .run_folder import RunFolder
-
-STRATEGIES = ("auto", "single", "ddp")
 
 
 def plain(node: DictConfig) -> Any:
@@ -44,28 +39,12 @@ def build(node: DictConfig, group: str, **more: Any) -> Any:
         raise Refused(f"{group}: {str(error).split('__init__() ')[-1]}") from error
 
 
-def choose_strategy(wish: str, ranks: Ranks) -> Choice:
-    """One device needs no strategy; several hold a copy each (DDP).
-
-    Raises:
-        Refused: for an unknown word, or `single` with several devices.
-    """
-    if wish not in STRATEGIES:
-        raise Refused(f"strategy.name={wish}: choose one of {', '.join(STRATEGIES)}")
-    if wish == "auto":
-        several = ranks.size > 1
-        return Choice("ddp" if several else "single", f"{ranks.size} device{'s' * several}")
-    if wish == "single" and ranks.size > 1:
-        raise Refused(f"strategy=single with {ranks.size} devices: strategy=ddp, or devices=1")
-    return Choice(wish, "as asked")
-
-
 def build_trainer(
     config: DictConfig,
     *,
     device: Device,
     ranks: Ranks,
-    strategy: str,
+    strategy: Strategy | str,
     precision: str,
     folder: RunFolder,
     loggers: list[Logger],
@@ -83,8 +62,8 @@ def build_trainer(
         accelerator=device.kind,
         devices=ranks.devices,
         num_nodes=config.get("num_nodes", 1),
-        strategy=_strategy(strategy, device),
-        plugins=[ranks.environment] if strategy != "single" else None,
+        strategy=strategy,
+        plugins=[ranks.environment] if strategy != "auto" else None,
         precision=precision,  # type: ignore[arg-type]
         max_steps=max_steps,
         accumulate_grad_batches=accumulate,
@@ -107,18 +86,6 @@ def build_trainer(
     )
 
 
-def _strategy(word: str, device: Device) -> Strategy | str:
-    if word == "single":
-        return "auto"
-    # Batch-norm statistics meet before each validation (SyncBuffers), not at every step. torch 2.14
-    # gave the switch a new name.
-    known = inspect.signature(DistributedDataParallel).parameters
-    switch = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {switch: False}
-    backend = "nccl" if device.kind == "cuda" else "gloo"
-    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, **options)
-
-
 class SyncBuffers(Callback):
     """Give every rank rank 0's buffers before an evaluation, so that all judge one model."""
 
@@ -139,6 +106,8 @@ def _quiet() -> None:
         "number of training batches",
         "sync_dist=True",
         "treespec",
+        "is an experimental feature",
+        "returned a view tensor",  # FSDP2; nothing here changes an output in place
     )
     for words in answered:
         warnings.filterwarnings("ignore", f".*{words}.*")

@@ -1,21 +1,16 @@
 """Checkpoints and their index: "last" and "best" by recorded step and metric, never by file name."""
 
-import json
 import math
-import pickle
-from pathlib import Path
+import shutil
 from typing import Any
 
 import lightning
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..environment.folders import shown
 from ..errors import Refused
 from .run_folder import RunFolder, write_json
-
-INDEX = "index.json"
+from .weights import INDEX
 
 
 class Checkpoints(Checkpoint):
@@ -112,57 +107,8 @@ class Checkpoints(Checkpoint):
         }
         write_json(self.folder.checkpoints / INDEX, index)
         for entry in gone:
-            (self.folder.checkpoints / entry["file"]).unlink(missing_ok=True)
-
-
-def find_checkpoint(run: Path, which: str) -> Path:
-    """The file that `which` (best, last, or a path) means for a run folder.
-
-    A run that was never validated has no best; its last is taken, and a line says so.
-
-    Raises:
-        Refused: when there is none.
-    """
-    if which not in ("best", "last"):
-        path = Path(which).expanduser()
-        path = path if path.is_file() else run / "checkpoints" / which
-        if not path.is_file():
-            raise Refused(f"checkpoint={which}: there is no such file; best and last work too")
-        return path
-    try:
-        index = json.loads((run / "checkpoints" / INDEX).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Refused(f"{shown(run)} holds no checkpoint yet") from error
-    if which == "best" and index["best"] is None:
-        print(
-            "checkpoint:   last (no validation has been recorded, so there is no best)", flush=True
-        )
-        which = "last"
-    return run / "checkpoints" / str(index[which])
-
-
-def load_weights(module: lightning.LightningModule, path: Path) -> int:
-    """Load a checkpoint's weights in torch's safe mode and return the step it was saved at.
-
-    Raises:
-        Refused: when the file cannot be read or its weights are another model's.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(content["state_dict"])
-    except FileNotFoundError as error:
-        raise Refused(f"{shown(path)}: there is no such checkpoint") from error
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise Refused(
-            f"{shown(path)} is damaged, or holds more than weights and plain values"
-        ) from error
-    except KeyError as error:
-        raise Refused(
-            f"{shown(path)} is no checkpoint of a LightningModule (no {error})"
-        ) from error
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise Refused(
-            f"{shown(path)} does not fit this model: {' '.join(lines[1:3])[:300]}"
-        ) from error
-    return int(content["global_step"])
+            path = self.folder.checkpoints / entry["file"]
+            if path.is_dir():  # a sharded checkpoint
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

@@ -74,10 +74,14 @@ def choose_workers(wish: Any, device: Device, devices_here: int, in_process: boo
     return Choice(share, f"{cpus} CPUs granted, {devices_here} devices here, one left for each")
 
 
-def choose_compile(wish: Any, device: Device, total_steps: int, pays_from: int = 500) -> Choice:
+def choose_compile(
+    wish: Any, device: Device, total_steps: int, precision: str, pays_from: int = 500
+) -> Choice:
     """Whether to compile the network."""
     if wish != "auto":
         return Choice(bool(wish), "as asked")
+    if precision == "fp8-te":
+        return Choice(False, "Transformer Engine's layers break the graph")
     if device.kind == "cpu":
         return Choice(False, "on a CPU compiling takes longer than it saves")
     if total_steps < pays_from:

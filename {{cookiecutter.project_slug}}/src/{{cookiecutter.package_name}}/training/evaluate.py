@@ -11,12 +11,13 @@ from ..environment.folders import shown
 from ..errors import Refused
 from ..models.base import TrainableModule
 from . import settings
-from .build import SyncBuffers, build, build_trainer, choose_strategy, plain
-from .checkpoints import find_checkpoint, load_weights
+from .build import SyncBuffers, build, build_trainer, plain
 from .choices import choose_workers, plan_batch
-from .precision import apply_precision, choose_precision
+from .precision import RECIPES, apply_precision, choose_precision
 from .ranks import Ranks, agree, find_ranks, shared_with_children
 from .run_folder import RunFolder, write_json
+from .strategy import build_strategy
+from .weights import find_checkpoint, load_weights
 
 SPLITS = ("test", "val")
 
@@ -26,6 +27,8 @@ def evaluate(config: DictConfig) -> int:
     settings.check_keys(config, settings.EvaluateSettings)
     if config.split not in SPLITS:
         raise Refused(f"split={config.split}: choose one of {', '.join(SPLITS)}")
+    if config.precision.name in RECIPES:
+        raise Refused(f"precision={config.precision.name}: evaluation runs in bf16 or higher")
     run = Path(config.run).expanduser().absolute()
     if not (run / "config.yaml").is_file():
         raise Refused(f"run={config.run}: no run folder is there (it would hold config.yaml)")
@@ -44,7 +47,9 @@ def evaluate(config: DictConfig) -> int:
             OmegaConf.create({}),
             device=device,
             ranks=ranks,
-            strategy=choose_strategy("auto", ranks).value,
+            strategy=build_strategy(
+                "ddp" if ranks.size > 1 else "single", trained.strategy, device, ranks
+            ),
             precision=apply_precision(precision),
             folder=RunFolder(Path(scratch), writes=False),
             loggers=[],

@@ -16,6 +16,7 @@ from ..errors import TrainingFailed
 from ..models.base import TrainableModule
 from .choices import Choice
 from .run_folder import RunFolder
+from .sharding import plain_tensor
 
 
 class Monitor(Callback):
@@ -92,7 +93,7 @@ class Monitor(Callback):
         self.window.append((self.seconds, self.samples, self.steps))
         values = {"train_loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
         if module.grad_norm is not None:
-            values["grad_norm"] = float(module.grad_norm)
+            values["grad_norm"] = float(plain_tensor(module.grad_norm))
         values["samples_per_s"] = self.samples / self.seconds
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)

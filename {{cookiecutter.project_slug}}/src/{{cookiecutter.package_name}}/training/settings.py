@@ -4,6 +4,7 @@ Hydra checks names and types against these classes, so a misspelled key or a wor
 number is refused by name. Kept free of torch: the door imports it before anything else.
 """
 
+import difflib
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -101,8 +102,17 @@ class EvaluateSettings:
     num_workers: Any = None
     accelerator: str = "auto"
     devices: Any = 1
-    precision: str = "auto"
+    precision: dict[str, Any] = field(default_factory=dict)  # the group
     data: dict[str, Any] = field(default_factory=dict)  # e.g. +data.folder=/other/images
+
+
+def near(word: str) -> str | None:
+    """The key or group of `train` that a misspelled top-level key probably means."""
+    known = [entry.name for entry in fields(TrainSettings)] + ["debug"]
+    key = word.lstrip("+~").split("=")[0]
+    if "." in key or key in known:
+        return None
+    return next(iter(difflib.get_close_matches(key, known, n=1)), None)
 
 
 def register() -> None:

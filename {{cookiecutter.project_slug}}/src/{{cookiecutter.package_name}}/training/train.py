@@ -1,7 +1,6 @@
 """`train`: choose, build, fit, evaluate, write down."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +11,37 @@ from omegaconf import DictConfig
 
 from ..data.base import DataModule, LoaderOptions
 from ..data.order import seed_of
-from ..environment.device import Device, find_device
 from ..environment.folders import shown
-from ..errors import Refused
+from ..errors import Refused, TrainingFailed
 from ..models.base import TrainableModule
 from . import settings
-from .build import SyncBuffers, build, build_trainer, choose_strategy, plain
-from .checkpoints import Checkpoints, load_weights
-from .choices import (
-    BatchPlan,
-    Choice,
-    choose_compile,
-    choose_progress,
-    choose_workers,
-    plan_batch,
-    show,
-)
+from .build import SyncBuffers, build, build_trainer, plain
+from .checkpoints import Checkpoints
+from .choices import BatchPlan, Choice, choose_compile, choose_progress, show
+from .compile_watch import CompileWatch
 from .loggers import build_logger, finish_loggers
+from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
-from .precision import apply_precision, choose_precision
-from .ranks import Ranks, agree, find_ranks, shared_with_children
+from .network import lightning_precision, prepare_network
+from .precision import apply_precision
+from .ranks import agree, shared_with_children
 from .records import MetricsFile
 from .run_folder import RunFolder, choose_run_dir
-
-
-@dataclass
-class Machine:
-    """What this run runs on."""
-
-    device: Device
-    ranks: Ranks
-    batch: BatchPlan
-    choices: dict[str, Choice]
+from .strategy import build_strategy
+from .weights import load_weights
 
 
 def train(config: DictConfig) -> int:
     """Train as `config` says and return the exit code. Refusals come before data is touched."""
     settings.check(config)
-    machine = _look_around(config)
+    machine = look_around(config)
     ranks, choices = machine.ranks, machine.choices
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     module: TrainableModule = build(config.model, "model", optimizer=plain(config.optimizer))
-    data: DataModule = build(config.data, "data", options=_loader_options(config, machine))
     if config.sample_prompt is not None and not hasattr(module, "sample"):
         raise Refused("sample_prompt: only language models continue text; set sample_prompt=null")
+    batch = fit_to_model(config, machine, module)
+    data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
     if config.init_from:
         load_weights(module, Path(config.init_from).expanduser())
     run_dir = agree(str(choose_run_dir(config)) if ranks.rank == 0 else "", ranks, machine.device)
@@ -64,50 +50,47 @@ def train(config: DictConfig) -> int:
         _start(config, folder, machine)
         total_steps, why = _prepare(config, data, machine)
         choices["steps"] = Choice(total_steps, why)
-        choices["compile"] = choose_compile(config.compile, machine.device, total_steps)
+        word = choices["precision"].value
+        choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
+        converted = prepare_network(config, machine, module)
         if folder.writes:
             show(choices)
+            if converted:
+                print(f"{'fp8:':<12} {converted}", flush=True)
         folder.write_manifest(config, machine.device, choices)
         folder.update_summary(**{name: choice.plain() for name, choice in choices.items()})
+        if converted:
+            folder.update_summary(fp8_layers=converted.plain())
         with shared_with_children(run_dir, ranks):
-            _fit(config, folder, machine, module, data, total_steps)
+            _fit(config, folder, machine, batch, module, data, total_steps)
+    except RuntimeError as error:
+        _fail(folder, error)
+        if "find_unused_parameters" in str(error):
+            raise TrainingFailed(
+                "some parameters took no part in a step (a branch left them out), and DDP waits for their "
+                "gradients: strategy.find_unused_parameters=true allows it; every rank must take the "
+                "same branch (data.order.same_chance)"
+            ) from error
+        raise
     except BaseException as error:
-        if folder.summary:
-            folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
-        finish_loggers(failed=True)
+        _fail(folder, error)
         raise
     finish_loggers(failed=False)
     return 0
 
 
-def _look_around(config: DictConfig) -> Machine:
-    """Every choice that depends on the machine and the config alone."""
-    device = find_device(config.accelerator)
-    ranks = find_ranks(config.devices, config.num_nodes, device)
-    batch = plan_batch(config.batch_size, config.micro_batch, ranks.size)
-    in_process = "context_length" in config.data
-    choices = {
-        "device": Choice(
-            device.kind, f"{device.name}, {ranks.size} process{'es' * (ranks.size > 1)}"
-        ),
-        "precision": choose_precision(config.precision.name, device),
-        "strategy": choose_strategy(config.strategy.name, ranks),
-        "loader": Choice("torch", "the one loader there is"),
-        "workers": choose_workers(config.num_workers, device, ranks.here, in_process),
-        "batch": Choice(
-            batch.batch_size,
-            f"{batch.micro_batch} x {ranks.size} devices x {batch.accumulate} accumulated",
-        ),
-    }
-    return Machine(device, ranks, batch, choices)
+def _fail(folder: RunFolder, error: BaseException) -> None:
+    if folder.summary:
+        folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
+    finish_loggers(failed=True)
 
 
-def _loader_options(config: DictConfig, machine: Machine) -> LoaderOptions:
+def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> LoaderOptions:
     return LoaderOptions(
-        batch_size=machine.batch.batch_size,
-        micro_batch=machine.batch.micro_batch,
-        rank=machine.ranks.rank,
-        ranks=machine.ranks.size,
+        batch_size=batch.batch_size,
+        micro_batch=batch.micro_batch,
+        rank=machine.data_rank,
+        ranks=machine.data_ranks,
         seed=config.seed,
         num_workers=machine.choices["workers"].value,
         prefetch_factor=config.loader.prefetch_factor,
@@ -154,11 +137,13 @@ def _fit(
     config: DictConfig,
     folder: RunFolder,
     machine: Machine,
+    batch: BatchPlan,
     module: TrainableModule,
     data: DataModule,
     total_steps: int,
 ) -> None:
     """Fit, validate the end, test the best, write the summary."""
+    word, strategy = machine.choices["precision"].value, machine.choices["strategy"].value
     metrics = MetricsFile(folder.metrics, data.steps_per_epoch)
     logger = build_logger(config, folder)
     checkpoints = Checkpoints(
@@ -176,17 +161,15 @@ def _fit(
         config,
         device=machine.device,
         ranks=machine.ranks,
-        strategy=machine.choices["strategy"].value,
-        precision=apply_precision(machine.choices["precision"].value),
+        strategy=build_strategy(strategy, config.strategy, machine.device, machine.ranks),
+        precision=lightning_precision(word, apply_precision(word), strategy),
         folder=folder,
         loggers=[metrics, *([logger] if logger else [])],
-        callbacks=[SyncBuffers(), checkpoints, monitor],
+        callbacks=[SyncBuffers(), checkpoints, monitor, CompileWatch(folder)],
         max_steps=total_steps,
-        accumulate=machine.batch.accumulate,
+        accumulate=batch.accumulate,
     )
     module.total_steps = total_steps
-    if machine.choices["compile"].value:
-        module.net.compile(dynamic=False)
     # All ranks built the same weights; from here on their dropout differs.
     torch.manual_seed(seed_of(config.seed, "rank", machine.ranks.rank))
     trainer.fit(module, datamodule=data)
