@@ -6,8 +6,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from {{ cookiecutter.package_name }}.environment.device import Device
 from {{ cookiecutter.package_name }}.errors import Refused
-from {{ cookiecutter.package_name }}.training.choices import BatchPlan, choose_compile, choose_workers, plan_batch
-from {{ cookiecutter.package_name }}.training.precision import apply_precision, choose_precision
+from {{ cookiecutter.package_name }}.training.choices import (
+    BatchPlan,
+    choose_compile,
+    choose_workers,
+    plan_batch,
+)
+from {{ cookiecutter.package_name }}.training.precision import (
+    apply_precision,
+    choose_precision,
+)
 
 CPU = Device("cpu", "a laptop", 1)
 SERVER_CPU = Device("cpu", "a server", 1, cpu_bf16=True)

@@ -56,9 +56,10 @@ def test_verbs_are_listed_without_importing_torch(command: Command) -> None:
     assert result.returncode == 0 and "evaluate" in result.stdout
     assert command("dance").returncode == 2
     code = (
-        f"import sys; sys.argv[1:] = ['-h']; from {'{{ cookiecutter.package_name }}'}.__main__ import main; main(); "
+        "import sys; sys.argv[1:] = ['-h']; "
+        "from {{ cookiecutter.package_name }}.__main__ import main; main(); "
+        "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
     )
-    code += "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

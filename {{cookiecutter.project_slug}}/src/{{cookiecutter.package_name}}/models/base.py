@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric, MetricCollection
 
 from ..errors import Refused
@@ -100,6 +101,13 @@ class TrainableModule(lightning.LightningModule):
         """Lightning calls this when the device mesh is there, for every fit and evaluation."""
         if self.shard is not None and self.device_mesh is not None:
             self.shard(self, self.device_mesh)
+
+    def flops_per_sample(self, batch: Batch) -> float:
+        """Floating-point operations of one training sample: three times the forward pass, as counted."""
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            # Past `__call__`, so that a compiled network is not compiled once more for one sample.
+            self.net.forward(batch[0][:1])
+        return 3.0 * counter.get_total_flops()
 
     def samples_in(self, batch: Batch) -> int:
         """Samples in a batch, from its shape alone."""

@@ -82,7 +82,7 @@ class LanguageModel(TrainableModule):
     def tokens_per_sample(self) -> int:
         return self.net.shape.context_length
 
-    def flops_per_sample(self) -> float:
+    def flops_per_sample(self, batch: Batch) -> float:
         """Floating-point operations of one training sample, forward and backward, nothing recomputed.
 
         6 per token and weight that multiplies, plus 12 * layers * width * length per token for

@@ -72,6 +72,8 @@ def build_trainer(
         limit_val_batches=config.get("limit_eval_batches") or 1.0,
         limit_test_batches=config.get("limit_eval_batches") or 1.0,
         num_sanity_val_steps=0,
+        # FP8 tensors cannot be reshaped under inference_mode, and compiled graphs would be made twice.
+        inference_mode=False,
         deterministic=config.get("deterministic", False),
         benchmark=not config.get("deterministic", False),
         logger=loggers or False,

@@ -2,9 +2,9 @@
 
 import netrc
 import os
+import sys
 from typing import Any
 
-import wandb
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
@@ -52,13 +52,15 @@ def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger
         "dir": str(folder.path),
     }
     settings["config"] = OmegaConf.to_container(config, resolve=True)
-    mode = _start_wandb(settings, mode)
+    run, mode = _start_wandb(settings, mode)
     print(f"{'wandb:':<12} {mode}{_sync_hint(folder) if mode == 'offline' else ''}", flush=True)
-    return WandbLogger(experiment=wandb.run, log_model=False)
+    return WandbLogger(experiment=run, log_model=False)
 
 
-def _start_wandb(settings: dict[str, Any], mode: str) -> str:
-    """Open the run; without an answer from the server go on offline. Returns the mode that holds."""
+def _start_wandb(settings: dict[str, Any], mode: str) -> tuple[Any, str]:
+    """Open the run; without an answer from the server go on offline. Returns it and the mode that holds."""
+    import wandb
+
     quiet = wandb.Settings(silent=True, init_timeout=30)
     try:
         wandb.init(**settings, mode=mode, resume="allow", settings=quiet)  # type: ignore[arg-type]
@@ -66,12 +68,13 @@ def _start_wandb(settings: dict[str, Any], mode: str) -> str:
         print(f"wandb: {str(error).splitlines()[0]}; going on offline", flush=True)
         mode = "offline"
         wandb.init(**settings, mode="offline", settings=quiet)
-    return mode
+    return wandb.run, mode
 
 
 def finish_loggers(failed: bool) -> None:
     """Close the W&B run, if one is open, so that a sweep's next trial gets its own."""
-    if wandb.run is not None:
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
         wandb.finish(exit_code=int(failed))
 
 
