@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch.utils.flop_counter import FlopCounterMode
 
 import {{ cookiecutter.package_name }}.configs
 from {{ cookiecutter.package_name }}.errors import Refused
+from {{ cookiecutter.package_name }}.models.base import TrainableModule
+from {{ cookiecutter.package_name }}.models.classifier import ImageClassifier
 from {{ cookiecutter.package_name }}.models.gpt import GPT, GPTShape, rotary_tables, rotate
+from {{ cookiecutter.package_name }}.models.language import LanguageModel
 
 CONFIGS = Path({{ cookiecutter.package_name }}.configs.__file__).parent
 TINY = GPTShape(vocab_size=100, context_length=16, layers=2, heads=2, width=32)
@@ -96,3 +100,28 @@ def test_impossible_shapes_are_refused_by_name() -> None:
         GPTShape(100, 16, 2, 3, 32)
     with pytest.raises(Refused, match="swiglu, gelu"):
         GPTShape(100, 16, 2, 2, 32, mlp="relu")
+
+
+ADAMW = {"name": "adamw", "schedule": "constant", "grad_clip": None}
+
+
+def test_flops_are_counted_without_a_trace_in_the_model() -> None:
+    module = ImageClassifier("test_resnet", 10, 1, False, 0.0, {}, ADAMW).train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    images = torch.randn(4, 1, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        module.net(images)
+    flops = module.flops_per_sample((images, torch.zeros(4)))
+    assert flops == pytest.approx(3 * counter.get_total_flops() / 4, rel=0.01)
+    module.load_state_dict(before)
+    module.flops_per_sample((images, torch.zeros(4)))
+    assert module.net.training
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_the_formula_for_transformers_agrees_with_counting() -> None:
+    module = LanguageModel(256, 64, 2, 2, 128, "gelu", False, 0.0, ADAMW)
+    batch = (torch.zeros(1, 64, dtype=torch.long), torch.zeros(1, 64, dtype=torch.long))
+    counted = TrainableModule.flops_per_sample(module, batch)
+    attention = 64 * 12 * 2 * 128 * 64  # torch does not count its attention kernel for CPUs
+    assert module.flops_per_sample(batch) == pytest.approx(counted + attention, rel=0.01)

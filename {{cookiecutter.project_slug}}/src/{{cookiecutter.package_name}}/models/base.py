@@ -104,9 +104,14 @@ class TrainableModule(lightning.LightningModule):
 
     def flops_per_sample(self, batch: Batch) -> float:
         """Floating-point operations of one training sample: three times the forward pass, as counted."""
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            # Past `__call__`, so that a compiled network is not compiled once more for one sample.
-            self.net.forward(batch[0][:1])
+        was_training = self.net.training
+        self.net.eval()  # batch norm must neither refuse a single sample nor learn from it
+        try:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                # Past `__call__`, so that a compiled network is not compiled once more for this.
+                self.net.forward(batch[0][:1])
+        finally:
+            self.net.train(was_training)
         return 3.0 * counter.get_total_flops()
 
     def samples_in(self, batch: Batch) -> int:

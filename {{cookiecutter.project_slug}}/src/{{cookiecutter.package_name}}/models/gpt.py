@@ -52,7 +52,10 @@ class GPTShape:
 
 
 class GPT(nn.Module):
-    """`net(tokens)`: int64 (batch, length <= context_length) to logits (batch, length, padded_vocab)."""
+    """`net(tokens)`: int64 (batch, length <= context_length) to logits (batch, length, padded_vocab).
+
+    `net(tokens, targets)`: their mean cross-entropy, a scalar.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -81,13 +84,19 @@ class GPT(nn.Module):
             scale = 1 / math.sqrt(2 * self.shape.layers) if into_residual else 1.0
             nn.init.normal_(parameter, std=0.02 * scale)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens)
+        if torch.is_autocast_enabled(x.device.type):
+            # The residual stream in bf16 too: half the bytes between the blocks.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, cos, sin)
         logits: Tensor = self.head(self.norm(x))
-        return logits
+        if targets is None:
+            return logits
+        # In here, so that torch.compile fuses it: outside, fp32 logits are written and read again.
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
     def generate(

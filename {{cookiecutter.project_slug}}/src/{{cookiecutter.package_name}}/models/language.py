@@ -41,7 +41,8 @@ class LanguageModel(TrainableModule):
 
     def loss(self, batch: Batch) -> Tensor:
         tokens, targets = batch
-        return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+        loss: Tensor = self.net(tokens, targets)
+        return loss
 
     def kept_layers(self) -> list[nn.Module]:
         return [self.net.head]

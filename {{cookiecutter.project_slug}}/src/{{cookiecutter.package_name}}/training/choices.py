@@ -1,6 +1,7 @@
 """What is chosen automatically, each with its reason: printed, stored in the run, and settable."""
 
 import os
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +78,16 @@ def choose_workers(wish: Any, device: Device, devices_here: int, in_process: boo
 def choose_compile(
     wish: Any, device: Device, total_steps: int, precision: str, pays_from: int = 500
 ) -> Choice:
-    """Whether to compile the network."""
+    """Whether to compile the network.
+
+    Raises:
+        Refused: when it is asked for on a CPU without a compiler.
+    """
     if wish != "auto":
+        if wish and device.kind == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+            raise Refused(
+                "compile=true needs a C++ compiler on a CPU and finds none: compile=false"
+            )
         return Choice(bool(wish), "as asked")
     if precision == "fp8-te":
         return Choice(False, "Transformer Engine's layers break the graph")

@@ -49,7 +49,7 @@ def train(config: DictConfig) -> int:
     try:
         _start(config, folder, machine)
         total_steps, why = _prepare(config, data, machine)
-        choices["steps"] = Choice(total_steps, why)
+        choices["length"] = Choice(total_steps, why)
         word = choices["precision"].value
         choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
         converted = prepare_network(config, machine, module)
