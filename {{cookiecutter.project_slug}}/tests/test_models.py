@@ -1,6 +1,7 @@
 """The networks: shapes, causality, sizes of the presets, and that they can learn."""
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_loss_starts_at_that_of_guessing() -> None:
     assert logits.shape == (8, 16, 128), "the vocabulary is padded to a multiple of 64"
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(100, (128,)))
     assert loss.item() == pytest.approx(math.log(128), rel=0.02)
+
+
+def test_bf16_follows_fp32_closely() -> None:
+    """Also at the start, where the embedding is small and an epsilon could swallow it."""
+    torch.manual_seed(0)
+    net = GPT(TINY)
+    tokens, targets = torch.randint(100, (8, 16)), torch.randint(100, (8, 16))
+    exact = net(tokens)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rounded, loss = net(tokens), net(tokens, targets)
+    assert (rounded - exact).norm() / exact.norm() < 0.02
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(net(tokens, targets).item(), rel=0.01)
 
 
 def test_rotary_attention_depends_on_distance_only() -> None:
