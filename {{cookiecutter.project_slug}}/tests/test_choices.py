@@ -1,8 +1,17 @@
 """Automatic choices: what is taken where, and what is refused with a way out."""
 
+import contextlib
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from {{ cookiecutter.package_name }}.environment.device import Device
 from {{ cookiecutter.package_name }}.errors import Refused
@@ -12,10 +21,13 @@ from {{ cookiecutter.package_name }}.training.choices import (
     choose_workers,
     plan_batch,
 )
+from {{ cookiecutter.package_name }}.training.fp8 import convert_to_fp8
 from {{ cookiecutter.package_name }}.training.precision import (
     apply_precision,
     choose_precision,
+    propose_fp8,
 )
+from {{ cookiecutter.package_name }}.training.ranks import find_ranks
 
 CPU = Device("cpu", "a laptop", 1)
 SERVER_CPU = Device("cpu", "a server", 1, cpu_bf16=True)
@@ -64,6 +76,103 @@ def test_tf32_is_set_explicitly_both_ways(word: str, matmul: str) -> None:
         assert torch.get_float32_matmul_precision() == matmul
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_fp32_means_fp32_in_nvidias_images_too() -> None:
+    """They start torch with TF32 on through a variable; `fp32` must win."""
+    code = (
+        "import torch; started = torch.get_float32_matmul_precision(); "
+        "from {{ cookiecutter.package_name }}.training.precision import apply_precision; "
+        "apply_precision('fp32'); print(started, torch.get_float32_matmul_precision())"
+    )
+    environment = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["high", "highest"]
+
+
+def test_devices_are_held_against_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_ranks([0, 3], 1, A100).devices == [0, 3]
+    for wish in (9, [0, 8], [0, 0], [], "two"):
+        with pytest.raises(Refused, match="devices="):
+            find_ranks(wish, 1, A100)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c0ffee")
+    slice_ = Device("cuda", "NVIDIA H200 MIG 1g.18gb", 1, (9, 0), 18)
+    with pytest.raises(Refused, match="one MIG device"):
+        find_ranks(2, 1, slice_)
+
+
+def test_fp8_is_proposed_where_it_pays_and_never_taken() -> None:
+    auto = choose_precision(asking("auto"), H200)
+    assert "precision=fp8" in propose_fp8(auto, H200, 2048).reason
+    assert propose_fp8(auto, H200, 2048).value == "bf16"
+    assert propose_fp8(auto, H200, 768) == auto
+    assert propose_fp8(choose_precision(asking("auto"), A100), A100, 4096).value == "bf16"
+    assert "fp8" not in propose_fp8(choose_precision(asking("auto"), A100), A100, 4096).reason
+
+
+def test_fp8_takes_only_layers_that_fit_and_gain() -> None:
+    net = nn.Sequential(nn.Linear(2048, 8192), nn.Linear(8192, 2048), nn.Linear(2048, 10))
+    odd = nn.Sequential(nn.Linear(2048, 8191))
+    for recipe, layers in (("tensorwise", "fast"), ("rowwise", "all")):
+        options = asking("fp8", recipe=recipe, layers=layers)
+        twin = copy.deepcopy(net)
+        result = convert_to_fp8(twin, options, [twin[2]])
+        assert result.fp8 == ["0", "1"] and result.kept == {"2": "the head"}
+        assert twin.state_dict().keys() == net.state_dict().keys()
+        with pytest.raises(Refused, match="no multiple of 16"):
+            convert_to_fp8(odd, options, [])
+    with pytest.raises(Refused, match="too small to gain"):
+        convert_to_fp8(
+            nn.Sequential(nn.Linear(64, 64)), asking("fp8", recipe="tensorwise", layers="fast"), []
+        )
+
+
+class OldTE:
+    """Transformer Engine before 2.9, as far as it is called."""
+
+    class Linear(nn.Linear):
+        def __init__(self, k: int, n: int, bias: bool, params_dtype: torch.dtype, device: object):
+            super().__init__(k, n, bias=bias, dtype=params_dtype)
+
+    def __init__(self) -> None:
+        self.entered: list[object] = []
+
+    @contextlib.contextmanager
+    def fp8_autocast(self, enabled: bool, fp8_recipe: object) -> Iterator[None]:
+        self.entered.append(fp8_recipe)
+        yield
+
+
+class NewTE(OldTE):
+    @contextlib.contextmanager
+    def autocast(self, enabled: bool, recipe: object) -> Iterator[None]:
+        self.entered.append(recipe)
+        yield
+
+
+@pytest.mark.parametrize("kind", [OldTE, NewTE])
+def test_transformer_engine_by_its_old_and_its_new_name(
+    kind: type[OldTE], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    te = kind()
+    recipe = SimpleNamespace(
+        DelayedScaling=lambda: "delayed", Float8CurrentScaling=lambda: "current"
+    )
+    package = SimpleNamespace(pytorch=te, common=SimpleNamespace(recipe=recipe))
+    for name, module in {
+        "transformer_engine": package,
+        "transformer_engine.pytorch": te,
+        "transformer_engine.common": package.common,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    net = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16))
+    before = net(torch.ones(2, 32))
+    result = convert_to_fp8(net, asking("fp8-te", recipe="current", layers="all"), [])
+    assert result.fp8 == ["0", "1"] and isinstance(net[0], OldTE.Linear)
+    assert torch.equal(net(torch.ones(2, 32)), before), "the same fp32 weights"
+    assert te.entered == ["current"]
 
 
 def test_dense_peaks_are_told_apart() -> None:

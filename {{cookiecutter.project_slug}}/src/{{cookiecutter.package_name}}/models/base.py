@@ -64,6 +64,11 @@ class TrainableModule(lightning.LightningModule):
                 return list(parts)
         return []
 
+    def compile_blocks(self) -> None:
+        """Compile block by block: all share one graph, so that it takes as long as for one."""
+        for block in self.blocks():
+            block.compile(fullgraph=True, dynamic=False)
+
     def width(self) -> int:
         """Inner size of the matrix products: the median over the weights of all Linear layers."""
         layers = [m for m in self.net.modules() if isinstance(m, nn.Linear)]

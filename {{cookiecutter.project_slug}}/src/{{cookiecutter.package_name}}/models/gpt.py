@@ -92,11 +92,14 @@ class GPT(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, cos, sin)
-        logits: Tensor = self.head(self.norm(x))
         if targets is None:
+            logits: Tensor = self.head(self.norm(x))
             return logits
-        # In here, so that torch.compile fuses it: outside, fp32 logits are written and read again.
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return self.head_loss(x, targets)
+
+    def head_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Norm, head and loss in one: compiled, the fp32 logits are never written to memory."""
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
     def generate(

@@ -47,6 +47,10 @@ class LanguageModel(TrainableModule):
     def kept_layers(self) -> list[nn.Module]:
         return [self.net.head]
 
+    def compile_blocks(self) -> None:
+        super().compile_blocks()
+        self.net.head_loss = torch.compile(self.net.head_loss, dynamic=False)  # type: ignore[method-assign]
+
     def activation_bytes(self) -> float:
         """34 bytes per token, layer and width (Korthikanti et al. 2022, with attention recomputed), and
         the logits in bf16, in fp32 and their gradient."""

@@ -87,7 +87,7 @@ class Monitor(Callback):
             first = int(trainer.strategy.reduce(self.bad_step, reduce_op="min"))
             raise TrainingFailed(
                 f"the training loss was not finite at step {first}: lower optimizer.lr, warm up longer, "
-                "or look at that batch; no checkpoint was written after it"
+                "or look at that batch"
             )
         self._stop_clock()
         self.window.append((self.seconds, self.samples, self.steps))

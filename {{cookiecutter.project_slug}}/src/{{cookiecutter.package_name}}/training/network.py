@@ -34,7 +34,7 @@ def prepare_network(
         return converted
     checkpoint_activations(module.blocks(), config.strategy.activation_checkpointing)
     if choices["compile"].value:
-        how = compile_net(module.net, module.blocks())
+        how = compile_net(module)
         choices["compile"] = Choice(True, f"{choices['compile'].reason}; {how}")
     return converted
 

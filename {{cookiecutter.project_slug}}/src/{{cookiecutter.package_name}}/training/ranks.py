@@ -86,7 +86,9 @@ def _devices(
         return count, count
     if isinstance(wish, int) and wish >= 1:
         if device.kind == "cuda" and wish > device.count:
-            raise Refused(f"devices={wish}, but torch sees {device.count} here ({device.name})")
+            mig = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            why = "; a process can use one MIG device, so devices=1" if mig else ""
+            raise Refused(f"devices={wish}, but torch sees {device.count} ({device.name}){why}")
         return wish, wish
     if isinstance(wish, str | int) or not hasattr(wish, "__iter__") or device.kind != "cuda":
         raise Refused(

@@ -56,16 +56,12 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
     return again
 
 
-def compile_net(net: nn.Module, blocks: list[nn.Module], per_block_from: int = 24) -> str:
-    """Compile in place (the keys keep their names) and say how.
-
-    Deep nets block by block: all blocks share one graph, so that compiling takes as long as for one.
-    """
-    if len(blocks) >= per_block_from:
-        for block in blocks:
-            block.compile(fullgraph=True, dynamic=False)
-        return f"each of {len(blocks)} blocks"
-    net.compile(dynamic=False)
+def compile_net(module: TrainableModule, per_block_from: int = 24) -> str:
+    """Compile in place (the keys keep their names), deep nets block by block, and say how."""
+    if len(module.blocks()) >= per_block_from:
+        module.compile_blocks()
+        return f"each of {len(module.blocks())} blocks"
+    module.net.compile(dynamic=False)
     return "the whole network"
 
 
@@ -91,7 +87,7 @@ class Sharder:
             _split_layers(module, mesh["tensor_parallel"])
         checkpoint_activations(blocks, self.options.activation_checkpointing)
         if self.compiled:
-            compile_net(net, blocks, per_block_from=1)  # FSDP's gathering lies between the blocks
+            compile_net(module, per_block_from=1)  # FSDP's gathering lies between the blocks
         policy = MixedPrecisionPolicy()
         if self.low_precision:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
