@@ -108,6 +108,23 @@ def test_pre_commit(twin: Path, project_env: Path) -> None:
     assert run("git", "diff", "--stat", cwd=twin) == ""
 
 
+def test_installed_wheel(project: Path, project_env: Path, tmp_path: Path) -> None:
+    """As a wheel it holds its configs, and runs and data go to the working directory."""
+    python = project_env / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, project)
+    (wheel,) = tmp_path.glob("*.whl")
+    run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel)
+    work = tmp_path / "work"
+    work.mkdir()
+    # Before the editable installation on the path, which would be the source tree again.
+    (package,) = (door.parent.name for door in project.glob("src/*/__main__.py"))
+    words = ("train", "debug=smoke", "name=first", "sample_prompt=null")
+    run(python, "-m", package, *words, cwd=work, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert list(work.glob("runs/*/first/summary.json"))
+    assert (work / "data").is_dir()
+
+
 def test_demo(project_env: Path, template_copy: Path) -> None:
     """The first command of the README, cut short: it ends with the metrics and where the run is."""
     # The tools of this test run stand in for the .venv that a fresh clone would make.
