@@ -110,4 +110,4 @@ def choose_progress(wish: str) -> str:
 def show(choices: dict[str, Choice]) -> None:
     """Print `name: value (reason)`, one line each."""
     for name, choice in choices.items():
-        print(f"{name + ':':<12} {choice.value} ({choice.reason})", flush=True)
+        print(f"{name + ':':<15} {choice.value} ({choice.reason})", flush=True)

@@ -88,7 +88,7 @@ def _tell(run: Path, split: str, checkpoint: Path, step: int, metrics: dict[str,
     target = run / f"evaluation-{split}.json"
     result = {"split": split, "checkpoint": checkpoint.name, "step": step, "metrics": metrics}
     write_json(target, result)
-    print(f"{'checkpoint:':<14} {shown(checkpoint)} (step {step})")
+    print(f"{'checkpoint:':<15} {shown(checkpoint)} (step {step})")
     for name, value in metrics.items():
-        print(f"{name + ':':<14} {value:.4f}")
-    print(f"{'written:':<14} {shown(target)}", flush=True)
+        print(f"{name + ':':<15} {value:.4f}")
+    print(f"{'written:':<15} {shown(target)}", flush=True)

@@ -53,7 +53,7 @@ def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger
     }
     settings["config"] = OmegaConf.to_container(config, resolve=True)
     run, mode = _start_wandb(settings, mode)
-    print(f"{'wandb:':<12} {mode}{_sync_hint(folder) if mode == 'offline' else ''}", flush=True)
+    print(f"{'wandb:':<15} {mode}{_sync_hint(folder) if mode == 'offline' else ''}", flush=True)
     return WandbLogger(experiment=run, log_model=False)
 
 

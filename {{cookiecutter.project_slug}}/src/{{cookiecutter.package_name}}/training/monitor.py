@@ -2,6 +2,7 @@
 
 import math
 import resource
+import shutil
 import sys
 import time
 from typing import Any
@@ -73,6 +74,11 @@ class Monitor(Callback):
             self.started = time.perf_counter()
         values = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
         self._show(trainer, values, final=True)
+
+    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+        """Leave the rewritten line, so that the message gets one of its own."""
+        if self.progress == "bar" and trainer.is_global_zero:
+            print(flush=True)
 
     def _stop_clock(self) -> None:
         if self.device.kind == "cuda":
@@ -150,10 +156,12 @@ class Monitor(Callback):
         ]
         if not final:
             rate = values["samples_per_s"]
-            left = (total - trainer.global_step) * self.samples / self.steps / rate
-            parts += [f"{rate:,.0f} samples/s", f"{left // 60:.0f}:{left % 60:02.0f} left"]
+            left = round((total - trainer.global_step) * self.samples / self.steps / rate)
+            parts += [f"{rate:,.0f} samples/s", f"{left // 60}:{left % 60:02} left"]
         line = "  ".join(parts)
         if self.progress == "bar":
+            # A line that wraps could not be taken back.
+            line = line[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{line}", end="\n" if final else "", flush=True)
         else:
             print(line, flush=True)

@@ -56,7 +56,7 @@ def train(config: DictConfig) -> int:
         if folder.writes:
             show(choices)
             if converted:
-                print(f"{'fp8:':<12} {converted}", flush=True)
+                print(f"{'fp8:':<15} {converted}", flush=True)
         folder.write_manifest(config, machine.device, choices)
         folder.update_summary(**{name: choice.plain() for name, choice in choices.items()})
         if converted:
@@ -102,7 +102,7 @@ def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> L
 def _start(config: DictConfig, folder: RunFolder, machine: Machine) -> None:
     """Write what is known, so that whatever happens next can be read."""
     if folder.writes:
-        print(f"{'run:':<12} {shown(folder.path)}", flush=True)
+        print(f"{'run:':<15} {shown(folder.path)}", flush=True)
     folder.write_config(config)
     empty = {"samples_per_s": None, "tokens_per_s": None, "step_ms": None}
     folder.update_summary(
@@ -212,7 +212,7 @@ def _tell(
         (folder.path / "sample.txt").write_text(text, encoding="utf-8")
         print(f"\nsample (sample.txt):\n{text}\n", flush=True)
     shown_results = {k: v for k, v in results.items() if k.startswith(("val_", "test_"))}
-    print(f"{'finished:':<12} best checkpoint at step {best_step}", flush=True)
+    print(f"{'finished:':<15} best checkpoint at step {best_step}", flush=True)
     for name, value in shown_results.items():
-        print(f"{name + ':':<14} {value:.4f}", flush=True)
-    print(f"{'run:':<12} {shown(folder.path)}", flush=True)
+        print(f"{name + ':':<15} {value:.4f}", flush=True)
+    print(f"{'run:':<15} {shown(folder.path)}", flush=True)

@@ -39,7 +39,8 @@ def find_checkpoint(run: Path, which: str) -> Path:
         raise Refused(f"{shown(run)} holds no checkpoint yet") from error
     if which == "best" and index["best"] is None:
         print(
-            "checkpoint:   last (no validation has been recorded, so there is no best)", flush=True
+            "checkpoint:     last (no validation has been recorded, so there is no best)",
+            flush=True,
         )
         which = "last"
     return run / "checkpoints" / str(index[which])
