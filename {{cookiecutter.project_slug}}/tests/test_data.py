@@ -114,6 +114,10 @@ def test_bad_folders_are_named(own_images: Path, tmp_path_factory: pytest.TempPa
         images(tmp_path_factory.mktemp("empty"))
     with pytest.raises(Refused, match="standard"):
         images(own_images, augment="wild")
+    (own_images / "train" / "empty").mkdir()
+    with pytest.raises(Refused, match="no image of the classes empty"):
+        images(own_images)
+    (own_images / "train" / "empty").rmdir()
     next((own_images / "train" / "Größe 1").glob("*.JPG")).write_bytes(b"not a picture")
     data = images(own_images)
     with pytest.raises(Refused, match="cannot read the image"):
@@ -151,6 +155,15 @@ def test_targets_are_the_inputs_one_token_on(own_text: Path, tmp_path: Path) -> 
     assert not torch.equal(inputs, shifted), "another epoch cuts elsewhere"
 
 
+def test_one_long_text_is_cut_by_position(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "input.txt").write_text("".join(f"line {n}\n" for n in range(900)))
+    data = tokens(tmp_path / "tokens", tmp_path / "source")
+    texts = [bytes(split.tokens.astype(np.uint8)).decode() for split in data.splits.values()]  # type: ignore[attr-defined]
+    assert "".join(texts).startswith("line 0\nline 1\n") and "line 899" in texts[2]
+    assert "line 0\n" not in texts[1] + texts[2] and len(texts[1]) == len(texts[2])
+
+
 def test_every_document_is_in_one_split(own_text: Path, tmp_path: Path) -> None:
     data = tokens(tmp_path / "tokens", own_text)
     texts = [bytes(split.tokens.astype(np.uint8)).decode() for split in data.splits.values()]  # type: ignore[attr-defined]
@@ -167,6 +180,10 @@ def test_bad_text_is_named(own_text: Path, tmp_path: Path) -> None:
     tokens(tmp_path / "tokens", own_text)
     with pytest.raises(Refused, match="was made from"):
         tokens(tmp_path / "tokens", "stdlib")
+    with pytest.raises(Refused, match="was made from"):
+        TokenData(
+            str(tmp_path / "tokens"), str(own_text), 256, 8, 0.1, 0.3, LoaderOptions(2, 2)
+        ).setup()
 
 
 def test_a_batch_larger_than_the_data_is_refused(own_images: Path) -> None:

@@ -131,7 +131,32 @@ def test_loggers_need_no_key_and_no_network(
     assert door("train", *SHORT["vision"], f"run_dir={run}", f"logger={logger}") == 0
     assert (run / "metrics.csv").is_file()
     if logger == "wandb":
+        assert json.loads((run / "summary.json").read_text())["wandb"]["mode"] == "offline"
         assert len(list(run.glob("wandb/offline-run-*/run-*.wandb"))) == 1
         assert "wandb sync" in capfd.readouterr().out
     else:
         assert list(run.glob("tensorboard/events.*"))
+
+
+def test_a_key_without_a_network_trains_to_the_end(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B tries for a while, then goes on offline."""
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run = tmp_path / "run"
+    assert door("train", *SHORT["vision"], f"run_dir={run}", "logger=wandb") == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["wandb"]["mode"] == "offline"
+    assert list(run.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def test_init_from_takes_a_run_folder_too(
+    runs: dict[str, Path], door: Door, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SHORT["vision"], f"run_dir={tmp_path}/next"]
+    assert door("train", *words, f"init_from={runs['language']}") == 2
+    assert "does not fit this model" in capfd.readouterr().err
+    assert door("train", *words, f"init_from={runs['vision']}") == 0

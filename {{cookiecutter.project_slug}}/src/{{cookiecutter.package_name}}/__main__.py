@@ -5,6 +5,7 @@ Nothing heavy is imported here, so that `--help` answers at once; a verb imports
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -46,13 +47,19 @@ def _compose_and_run(verb: str) -> int:
     settings.register()
     whole = list(sys.argv)
     codes: list[int] = []
+    taken: list[list[str]] = []
     crash: list[BaseException] = []
 
     def task(config: "DictConfig") -> None:
         # Lightning starts the other ranks from sys.argv: they need the verb back.
         sys.argv = whole
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            overrides = HydraConfig.get().overrides.task
+            overrides = list(HydraConfig.get().overrides.task)
+            places = [word for word in overrides if word.startswith(("name=", "run_dir="))]
+            if places and places in taken:
+                codes.append(_say(f"{places[0]}: an earlier trial of this sweep has it", USAGE))
+                return
+            taken.append(places)
             trial = [sys.executable, "-m", str(__package__), verb, *overrides]
             codes.append(subprocess.run(trial).returncode)
             return
@@ -62,7 +69,7 @@ def _compose_and_run(verb: str) -> int:
             crash.append(error)  # Hydra would cut the traceback short
 
     # @hydra.main refuses a bare word, so the verb is taken off while it parses.
-    sys.argv = [whole[0], *whole[2:]]
+    sys.argv = [whole[0], *map(_quoted, whole[2:])]
     door = hydra.main(
         version_base="1.3", config_path=f"pkg://{__package__}.configs", config_name=verb
     )
@@ -70,7 +77,7 @@ def _compose_and_run(verb: str) -> int:
         door(task)()
     except SystemExit as exit_:  # Hydra has printed what is wrong with the overrides
         for word in whole[2:]:
-            if exit_.code and (meant := settings.near(word)):
+            if exit_.code and (meant := settings.near(verb, word)):
                 _say(f"{word.split('=')[0]}: do you mean {meant}?", USAGE)
         return USAGE if exit_.code else OK
     finally:
@@ -78,6 +85,17 @@ def _compose_and_run(verb: str) -> int:
     if crash:
         raise crash[0]
     return max(codes, key=abs, default=OK)
+
+
+def _quoted(word: str) -> str:
+    """Put a plain value into the quotes that Hydra's grammar wants for letters beyond ASCII, `=` and
+    parentheses, so that a path can be typed as it is. Lists, sweeps and quoted values stay."""
+    key, equals, value = word.partition("=")
+    plain = value[:1] not in ("'", '"', "[", "{", "$") and "," not in value
+    if not equals or not plain or not re.search(r"[^\x00-\x7f]|[=()]", value):
+        return word
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{key}="{escaped}"'
 
 
 def _run(verb: str, config: "DictConfig") -> int:

@@ -105,10 +105,16 @@ class ImageData(DataModule):
             return
         files = index_images(self.folder, self.fractions)
         classes = sorted({path.parent.name for path in files["train"]})
+        folders = {p.name for p in (self.folder / "train").iterdir() if p.is_dir()}
+        if empty := sorted(folders - set(classes)):
+            raise Refused(
+                f"data.folder={self.folder}: no image of the classes {', '.join(empty)} in train/ "
+                "(a broken download?); fill or remove the folder"
+            )
         if len(classes) != self.num_classes:
             raise Refused(
                 f"data.num_classes={self.num_classes}, but {self.folder / 'train'} holds "
-                f"{len(classes)} class folders with images: set data.num_classes={len(classes)}"
+                f"{len(classes)} class folders: set data.num_classes={len(classes)}"
             )
         label_of = {name: label for label, name in enumerate(classes)}
         for split, paths in files.items():

@@ -59,7 +59,7 @@ class TokenData(DataModule):
         super().__init__(options)
         self.folder, self.source = Path(folder).expanduser(), source
         self.vocab_size, self.context_length = vocab_size, context_length
-        self.fractions = {"val": val_fraction, "test": test_fraction}
+        self.fractions = {"val": float(val_fraction), "test": float(test_fraction)}
 
     def prepare_data(self) -> None:
         build_once(self.folder, lambda place: write_tokens(place, self.source, self.fractions))
@@ -73,10 +73,11 @@ class TokenData(DataModule):
                 f"data.vocab_size={self.vocab_size}, but {self.folder} was made with "
                 f"{meta['vocab_size']} tokens: set data.vocab_size={meta['vocab_size']}"
             )
-        if meta["source"] != self.source:
+        made, wanted = (meta["source"], meta["fractions"]), (self.source, self.fractions)
+        if made != wanted:
             raise Refused(
-                f"{self.folder} was made from data.source={meta['source']}, not {self.source}: "
-                "remove it or choose another data.folder"
+                f"data.folder={self.folder} was made from {made[0]} with {made[1]}, and now it is "
+                f"{wanted[0]} with {wanted[1]}: remove it, or choose another data.folder"
             )
         for split in SPLITS:
             dataset = TokenDataset(

@@ -109,7 +109,7 @@ class LanguageModel(TrainableModule):
             raise Refused(
                 "sample_prompt: this model's tokens are not bytes; set sample_prompt=null"
             )
-        tokens = torch.tensor([list(prompt.encode())], device=self.device)
+        tokens = torch.tensor([list(prompt.encode() or b"\n")], device=self.device)
         self.net.eval()
         text = bytes(self.net.generate(tokens, count)[0].tolist())
         return text.decode("utf-8", "replace")

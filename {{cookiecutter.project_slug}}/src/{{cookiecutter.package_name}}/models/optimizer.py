@@ -31,6 +31,18 @@ def check_options(options: dict[str, Any]) -> None:
         raise Refused(
             f"optimizer.schedule={options['schedule']}: choose one of {', '.join(SCHEDULES)}"
         )
+    for key in (
+        "lr",
+        "weight_decay",
+        "eps",
+        "momentum",
+        "warmup_steps",
+        "min_lr_ratio",
+        "grad_clip",
+    ):
+        value = options.get(key)
+        if value is not None and (not isinstance(value, int | float) or not value >= 0):
+            raise Refused(f"optimizer.{key}={value}: it takes a number from 0 on")
     unknown = set(options) - OPTIMIZERS[options["name"]][1] - OURS
     if unknown:
         raise Refused(f"optimizer={options['name']} does not take optimizer.{min(unknown)}")

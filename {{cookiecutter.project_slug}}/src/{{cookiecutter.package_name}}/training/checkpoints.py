@@ -8,7 +8,6 @@ import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..errors import Refused
 from .run_folder import RunFolder, write_json
 from .weights import INDEX
 
@@ -43,7 +42,6 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, module: lightning.LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._require_monitor(trainer)
         if trainer.state.fn == "fit":
             self.save(trainer)
         # Validated again after training: the weights are those of the newest file.
@@ -72,13 +70,6 @@ class Checkpoints(Checkpoint):
                 k: v if math.isfinite(v) else None for k, v in values.items()
             }
             self._write()
-
-    def _require_monitor(self, trainer: Trainer) -> None:
-        if self.monitor not in trainer.callback_metrics:
-            known = sorted(k for k in trainer.callback_metrics if k.startswith("val_"))
-            raise Refused(
-                f"monitor={self.monitor}: validation gives {', '.join(known) or 'no metric'}"
-            )
 
     @property
     def best(self) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def _data(config: DictConfig, trained: DictConfig, device: Device, ranks: Ranks)
         num_workers=choose_workers(wish, device, ranks.here, in_process).value,
         pin_memory=device.kind == "cuda",
     )
-    trained.data.update(config.data)
+    if config.data_folder is not None:
+        trained.data.folder = str(Path(config.data_folder).expanduser().absolute())
     data: DataModule = build(trained.data, "data", options=options)
     if ranks.environment.local_rank() == 0:
         data.prepare_data()

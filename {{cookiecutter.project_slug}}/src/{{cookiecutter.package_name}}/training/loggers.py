@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import secrets
 import sys
 from typing import Any
 
@@ -16,14 +17,8 @@ LOGGERS = ("none", "wandb", "tensorboard")
 
 
 def build_logger(config: DictConfig, folder: RunFolder) -> Logger | None:
-    """The logger that `logger` names, writing below the run folder; None for `none`.
-
-    Raises:
-        Refused: for another name.
-    """
+    """The logger that `logger` names, writing below the run folder; None for `none`."""
     options = config.logger
-    if options.name not in LOGGERS:
-        raise Refused(f"logger.name={options.name}: choose one of {', '.join(LOGGERS)}")
     if not folder.writes:
         return None
     if options.name == "tensorboard":
@@ -33,7 +28,16 @@ def build_logger(config: DictConfig, folder: RunFolder) -> Logger | None:
     return None
 
 
-def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger:
+def check_logger(options: DictConfig) -> str:
+    """The mode that W&B will run in ("" for other loggers).
+
+    Raises:
+        Refused: for an unknown logger, or `online` without a key.
+    """
+    if options.name not in LOGGERS:
+        raise Refused(f"logger.name={options.name}: choose one of {', '.join(LOGGERS)}")
+    if options.name != "wandb":
+        return ""
     mode = os.environ.get("WANDB_MODE") or options.mode
     if mode == "auto":
         mode = "online" if _has_key() else "offline"
@@ -41,34 +45,45 @@ def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger
         raise Refused(
             "logger.mode=online needs WANDB_API_KEY (or a netrc entry); logger.mode=offline does not"
         )
-    # One run per folder: the folder's name is the id, so that a run that goes on keeps its page.
+    return str(mode)
+
+
+def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger | None:
+    # One W&B run per run folder; the random part keeps equal names of other clones apart.
+    identity = f"{config.experiment}-{folder.path.name}"[:50] + f"-{secrets.token_hex(4)}"
     settings: dict[str, Any] = {
         "project": options.project,
         "entity": options.entity,
         "tags": list(options.tags),
-        "id": f"{config.experiment}-{folder.path.name}"[:64],
+        "id": identity,
         "name": folder.path.name,
         "group": config.experiment,
         "dir": str(folder.path),
+        "config": OmegaConf.to_container(config, resolve=True),
     }
-    settings["config"] = OmegaConf.to_container(config, resolve=True)
-    run, mode = _start_wandb(settings, mode)
+    run, mode = _start_wandb(settings, check_logger(options))
+    folder.update_summary(wandb={"id": identity, "mode": mode})
     print(f"{'wandb:':<15} {mode}{_sync_hint(folder) if mode == 'offline' else ''}", flush=True)
-    return WandbLogger(experiment=run, log_model=False)
+    return WandbLogger(experiment=run, log_model=False) if run is not None else None
 
 
 def _start_wandb(settings: dict[str, Any], mode: str) -> tuple[Any, str]:
-    """Open the run; without an answer from the server go on offline. Returns it and the mode that holds."""
+    """Open the run; without an answer from the server go on offline, and without W&B if need be.
+
+    Returns the run (None: without) and the mode that holds.
+    """
     import wandb
 
-    quiet = wandb.Settings(silent=True, init_timeout=30)
-    try:
-        wandb.init(**settings, mode=mode, resume="allow", settings=quiet)  # type: ignore[arg-type]
-    except wandb.errors.Error as error:
-        print(f"wandb: {str(error).splitlines()[0]}; going on offline", flush=True)
-        mode = "offline"
-        wandb.init(**settings, mode="offline", settings=quiet)
-    return wandb.run, mode
+    patience = float(os.environ.get("WANDB_INIT_TIMEOUT") or 30)
+    quiet = wandb.Settings(silent=True, init_timeout=patience)
+    for attempt in dict.fromkeys((mode, "offline")):
+        try:
+            wandb.init(**settings, mode=attempt, settings=quiet)  # type: ignore[arg-type]
+            return wandb.run, attempt
+        except Exception as error:  # whatever tracking meets, training goes on
+            print(f"wandb: {str(error).splitlines()[0]}", flush=True)
+            wandb.teardown()  # its service still holds the id
+    return None, "off: metrics.csv has everything"
 
 
 def finish_loggers(failed: bool) -> None:
@@ -79,7 +94,7 @@ def finish_loggers(failed: bool) -> None:
 
 
 def _sync_hint(folder: RunFolder) -> str:
-    return f" (no key: later, `wandb sync {shown(folder.path)}/wandb/offline-run-*`)"
+    return f" (later: `wandb sync {shown(folder.path)}/wandb/offline-run-*`)"
 
 
 def _has_key() -> bool:

@@ -5,11 +5,13 @@ number is refused by name. Kept free of torch: the door imports it before anythi
 """
 
 import difflib
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
 from ..environment.folders import project_root
 from ..errors import Refused
@@ -103,12 +105,13 @@ class EvaluateSettings:
     accelerator: str = "auto"
     devices: Any = 1
     precision: dict[str, Any] = field(default_factory=dict)  # the group
-    data: dict[str, Any] = field(default_factory=dict)  # e.g. +data.folder=/other/images
+    data_folder: str | None = None  # where the data lies here, if elsewhere than in training
 
 
-def near(word: str) -> str | None:
-    """The key or group of `train` that a misspelled top-level key probably means."""
-    known = [entry.name for entry in fields(TrainSettings)] + ["debug"]
+def near(verb: str, word: str) -> str | None:
+    """The key or group of a verb that a misspelled top-level key probably means."""
+    settings = TrainSettings if verb == "train" else EvaluateSettings
+    known = [entry.name for entry in fields(settings)] + ["debug"] * (verb == "train")
     key = word.lstrip("+~").split("=")[0]
     if "." in key or key in known:
         return None
@@ -133,9 +136,30 @@ def check_keys(config: DictConfig, known: type) -> None:
     for key in map(str, config):
         if key not in names:
             raise Refused(f"{key} is no key of this command; see --help")
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise Refused(f"{missing[0]} has no value: give it as {missing[0]}=...")
+    for key in _missing(OmegaConf.to_container(config, resolve=False)):
+        raise Refused(f"{key} has no value: give it as {key}=...")
+    try:
+        OmegaConf.resolve(config)
+    except InterpolationKeyError as error:
+        raise Refused(
+            f"model and data do not go together ({str(error).splitlines()[0]}): "
+            "model=timm goes with images, model=gpt-... with text"
+        ) from error
+
+
+def _missing(node: Any, path: str = "") -> list[str]:
+    """Keys whose value is still `???`, before anything is interpolated."""
+    if isinstance(node, dict):
+        return [key for name in node for key in _missing(node[name], f"{path}.{name}".lstrip("."))]
+    return [path] if node == MISSING else []
+
+
+def _anchor_paths(config: DictConfig) -> None:
+    """Make the paths absolute, so that config.yaml means the same from any directory."""
+    for node, key in ((config, "data_dir"), (config, "runs_dir"), (config.data, "folder")):
+        node[key] = os.path.abspath(os.path.expanduser(node[key]))
+    if config.data.get("source") not in (None, "stdlib", "digits"):
+        config.data.source = os.path.abspath(os.path.expanduser(config.data.source))
 
 
 def check(config: DictConfig) -> None:
@@ -147,6 +171,9 @@ def check(config: DictConfig) -> None:
     check_keys(config, TrainSettings)
     if config.max_steps is None and config.max_epochs is None:
         raise Refused("max_steps and max_epochs are both null: set one, or training has no end")
+    if not 0 <= config.seed < 2**32:
+        raise Refused(f"seed={config.seed}: it takes a whole number from 0 to 4294967295")
+    _anchor_paths(config)
     for key in COUNTS:
         if config[key] is not None and config[key] < 1:
             raise Refused(f"{key}={config[key]}: it takes a whole number from 1 on")

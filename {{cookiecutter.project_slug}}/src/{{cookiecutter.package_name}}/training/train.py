@@ -19,7 +19,7 @@ from .build import SyncBuffers, build, build_trainer, plain
 from .checkpoints import Checkpoints
 from .choices import BatchPlan, Choice, choose_compile, choose_progress, show
 from .compile_watch import CompileWatch
-from .loggers import build_logger, finish_loggers
+from .loggers import build_logger, check_logger, finish_loggers
 from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
 from .network import lightning_precision, prepare_network
@@ -28,7 +28,9 @@ from .ranks import agree, shared_with_children
 from .records import MetricsFile
 from .run_folder import RunFolder, choose_run_dir
 from .strategy import build_strategy
-from .weights import load_weights
+from .weights import load_weights, starting_weights
+
+INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
 
 def train(config: DictConfig) -> int:
@@ -43,13 +45,16 @@ def train(config: DictConfig) -> int:
     batch = fit_to_model(config, machine, module)
     data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
     if config.init_from:
-        load_weights(module, Path(config.init_from).expanduser())
+        load_weights(module, starting_weights(config.init_from))
+    check_logger(config.logger)
+    _check_monitor(config, module)
     run_dir = agree(str(choose_run_dir(config)) if ranks.rank == 0 else "", ranks, machine.device)
+    total_steps, why = _prepare(config, data, machine)
+    choices["length"] = Choice(total_steps, why)
+    # All that can be refused has been: a run folder exists only from here on.
     folder = RunFolder(Path(run_dir), writes=ranks.rank == 0)
     try:
         _start(config, folder, machine)
-        total_steps, why = _prepare(config, data, machine)
-        choices["length"] = Choice(total_steps, why)
         word = choices["precision"].value
         choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
         converted = prepare_network(config, machine, module)
@@ -72,6 +77,15 @@ def train(config: DictConfig) -> int:
                 "same branch (data.order.same_chance)"
             ) from error
         raise
+    except SystemExit as error:  # what Lightning makes of Ctrl-C
+        _fail(folder, KeyboardInterrupt("Ctrl-C"))
+        if ranks.rank == 0:
+            step = folder.summary.get("steps", 0)
+            print(
+                f"interrupted near step {step}; {shown(folder.path)} keeps what was saved",
+                flush=True,
+            )
+        return INTERRUPTED if ranks.rank == 0 else int(bool(error.code))
     except BaseException as error:
         _fail(folder, error)
         raise
@@ -83,6 +97,12 @@ def _fail(folder: RunFolder, error: BaseException) -> None:
     if folder.summary:
         folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
     finish_loggers(failed=True)
+
+
+def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
+    known = [f"val_{name}" for name in module.metrics_of()]
+    if config.monitor not in known:
+        raise Refused(f"monitor={config.monitor}: validation gives {', '.join(known)}")
 
 
 def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> LoaderOptions:
@@ -196,11 +216,11 @@ def _finish(
         tested = trainer.test(module, datamodule=data, verbose=False)[0]
         results |= {name: float(value) for name, value in tested.items()}
     results = {name: value for name, value in results.items() if name not in ("step", "epoch")}
+    if folder.writes:
+        _tell(config, folder, module, results, best_step)
     folder.update_summary(
         status="finished", steps=steps, metrics=results, best_step=best_step, **pace
     )
-    if folder.writes:
-        _tell(config, folder, module, results, best_step)
 
 
 def _tell(
@@ -211,7 +231,7 @@ def _tell(
         text = module.sample(config.sample_prompt)
         (folder.path / "sample.txt").write_text(text, encoding="utf-8")
         print(f"\nsample (sample.txt):\n{text}\n", flush=True)
-    shown_results = {k: v for k, v in results.items() if k.startswith(("val_", "test_"))}
+    shown_results = {k: v for k, v in results.items() if k.startswith(("train_", "val_", "test_"))}
     print(f"{'finished:':<15} best checkpoint at step {best_step}", flush=True)
     for name, value in shown_results.items():
         print(f"{name + ':':<15} {value:.4f}", flush=True)

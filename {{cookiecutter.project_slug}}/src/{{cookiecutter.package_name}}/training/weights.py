@@ -46,6 +46,12 @@ def find_checkpoint(run: Path, which: str) -> Path:
     return run / "checkpoints" / str(index[which])
 
 
+def starting_weights(place: str) -> Path:
+    """The checkpoint that `init_from` means: a file, a sharded folder, or a run folder's best."""
+    path = Path(place).expanduser()
+    return find_checkpoint(path, "best") if (path / "checkpoints" / INDEX).is_file() else path
+
+
 def load_weights(module: nn.Module, path: Path) -> int:
     """Load a checkpoint's weights and return the step it was saved at.
 
