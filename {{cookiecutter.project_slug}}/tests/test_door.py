@@ -32,6 +32,8 @@ REFUSALS = {
     "data=image_folder data.num_classes=2": "data.folder has no value",
     "experiment=language model=timm": "gpt-... with text",
     "data=image_folder data.num_classes=2 data.folder=/nowhere": "train/<class>",
+    "sample_prompt=hello": "only language models",
+    "experiment=language model.vocab_size=300": "set sample_prompt=null",
     "batch_size=100000": "choose a smaller batch_size",
     "name=a/b": "name=a/b",
     "name='a b'": "name=a b",

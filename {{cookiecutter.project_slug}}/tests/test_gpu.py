@@ -118,6 +118,7 @@ def test_fp8_with_a_ten_class_head_and_an_odd_last_batch(door: Door, tmp_path: P
 @needs_ampere
 def test_compiled_training_does_not_break_or_recompile(door: Door, tmp_path: Path) -> None:
     words = [*TOY, "precision=bf16", "compile=true", "validate_every_steps=20"]
+    words += ["sample_prompt=def"]
     assert door("train", *words, f"run_dir={tmp_path}/run") == 0
     compiled = summary(tmp_path / "run")["compiled"]
     assert compiled["graphs"] > 0

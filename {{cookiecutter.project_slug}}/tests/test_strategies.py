@@ -26,7 +26,6 @@ TOY = [
     "model.width=64",
     "precision=fp32",
     "accelerator=cpu",
-    "sample_prompt=null",
 ]
 LAYOUTS = {
     "one": ["devices=1"],
@@ -54,6 +53,7 @@ def layouts(
         result = command("train", *TOY, *places, *words, cwd=folder)
         assert result.returncode == 0, f"{name}: {result.stdout}\n{result.stderr}"
         assert "Warning" not in result.stderr, result.stderr
+        assert (folder / name / "sample.txt").read_text().startswith("def "), name
     return {name: folder / name for name in LAYOUTS}
 
 

@@ -99,16 +99,20 @@ class LanguageModel(TrainableModule):
         attention = 12 * shape.layers * shape.width * shape.context_length
         return float(shape.context_length * (6 * weights + attention))
 
-    def sample(self, prompt: str, count: int = 256) -> str:
-        """Continue a text; for models of bytes only.
+    def check_sample(self) -> None:
+        """Refuse to sample where tokens are not bytes.
 
         Raises:
-            Refused: when the vocabulary is not that of bytes.
+            Refused: naming the key that turns it off.
         """
         if self.net.shape.vocab_size != 256:
             raise Refused(
                 "sample_prompt: this model's tokens are not bytes; set sample_prompt=null"
             )
+
+    def sample(self, prompt: str, count: int = 256) -> str:
+        """Continue a text by `count` bytes."""
+        self.check_sample()
         tokens = torch.tensor([list(prompt.encode() or b"\n")], device=self.device)
         self.net.eval()
         text = bytes(self.net.generate(tokens, count)[0].tolist())

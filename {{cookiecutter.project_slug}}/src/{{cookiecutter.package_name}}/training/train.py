@@ -39,9 +39,11 @@ def train(config: DictConfig) -> int:
     machine = look_around(config)
     ranks, choices = machine.ranks, machine.choices
     lightning.seed_everything(config.seed, workers=True, verbose=False)
-    module: TrainableModule = build(config.model, "model", optimizer=plain(config.optimizer))
-    if config.sample_prompt is not None and not hasattr(module, "sample"):
-        raise Refused("sample_prompt: only language models continue text; set sample_prompt=null")
+    module: Any = build(config.model, "model", optimizer=plain(config.optimizer))
+    if config.sample_prompt is not None:
+        if not hasattr(module, "sample"):
+            raise Refused("sample_prompt: only language models continue text; sample_prompt=null")
+        module.check_sample()
     batch = fit_to_model(config, machine, module)
     data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
     if config.init_from:
@@ -51,13 +53,13 @@ def train(config: DictConfig) -> int:
     run_dir = agree(str(choose_run_dir(config)) if ranks.rank == 0 else "", ranks, machine.device)
     total_steps, why = _prepare(config, data, machine)
     choices["length"] = Choice(total_steps, why)
+    word = choices["precision"].value
+    choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
+    converted = prepare_network(config, machine, module)
     # All that can be refused has been: a run folder exists only from here on.
     folder = RunFolder(Path(run_dir), writes=ranks.rank == 0)
     try:
         _start(config, folder, machine)
-        word = choices["precision"].value
-        choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
-        converted = prepare_network(config, machine, module)
         if folder.writes:
             show(choices)
             if converted:
@@ -211,28 +213,38 @@ def _finish(
     if not checkpoints.saved[-1]["metrics"]:
         trainer.validate(module, datamodule=data, verbose=False)
     results = {**metrics.latest, **checkpoints.saved[-1]["metrics"]}
-    best_step = load_weights(module, folder.checkpoints / checkpoints.best["file"])
+    best = folder.checkpoints / checkpoints.best["file"]
+    best_step = load_weights(module, best)
     if config.test:
         tested = trainer.test(module, datamodule=data, verbose=False)[0]
         results |= {name: float(value) for name, value in tested.items()}
     results = {name: value for name, value in results.items() if name not in ("step", "epoch")}
     if folder.writes:
-        _tell(config, folder, module, results, best_step)
+        if config.sample_prompt is not None:
+            _sample(config, folder, best, module.device)
+        _tell(folder, results, best_step)
     folder.update_summary(
         status="finished", steps=steps, metrics=results, best_step=best_step, **pace
     )
 
 
-def _tell(
-    config: DictConfig, folder: RunFolder, module: Any, results: dict[str, float], best_step: int
-) -> None:
-    """The last lines: what came out, a sample, and what to type next."""
-    if config.sample_prompt is not None:
-        text = module.sample(config.sample_prompt)
-        (folder.path / "sample.txt").write_text(text, encoding="utf-8")
-        print(f"\nsample (sample.txt):\n{text}\n", flush=True)
-    shown_results = {k: v for k, v in results.items() if k.startswith(("train_", "val_", "test_"))}
+def _sample(config: DictConfig, folder: RunFolder, best: Path, device: torch.device) -> None:
+    """Print and keep a text that the best checkpoint writes.
+
+    By a model of its own: the trained one may lie in parts on several ranks, or be compiled for one
+    length, and a text grows by a token at a time.
+    """
+    twin: Any = build(config.model, "model", optimizer=plain(config.optimizer))
+    load_weights(twin, best)
+    text = twin.to(device).sample(config.sample_prompt)
+    (folder.path / "sample.txt").write_text(text, encoding="utf-8")
+    print(f"\nsample (sample.txt):\n{text}\n", flush=True)
+
+
+def _tell(folder: RunFolder, results: dict[str, float], best_step: int) -> None:
+    """The last lines: what came out, and where it is."""
     print(f"{'finished:':<15} best checkpoint at step {best_step}", flush=True)
-    for name, value in shown_results.items():
-        print(f"{name + ':':<15} {value:.4f}", flush=True)
+    for name, value in results.items():
+        if name.startswith(("train_", "val_", "test_")):
+            print(f"{name + ':':<15} {value:.4f}", flush=True)
     print(f"{'run:':<15} {shown(folder.path)}", flush=True)
