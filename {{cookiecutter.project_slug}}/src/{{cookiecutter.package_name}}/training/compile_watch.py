@@ -49,6 +49,11 @@ class CompileWatch(Callback):
             "recompiles": self.recompiles,
         }
         self.folder.update_summary(first_step_s=self.first_step_s, compiled=compiled)
+        if compiled["graph_breaks"] and trainer.is_global_zero:
+            places = compiled["graph_breaks"]
+            print(
+                f"warning: torch.compile left the graph at {places} places; TORCH_LOGS=graph_breaks names them"
+            )
 
 
 def _graphs() -> int:
