@@ -84,8 +84,8 @@ def test_unknown_key_is_named(project: Path, project_env: Path, tmp_path: Path) 
 
 def test_own_tests(project: Path, project_env: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them once: names change neither what is learnt nor how devices share the work."""
-    quick = ('ARGS=-m "not slow" --ignore=tests/test_strategies.py',)
-    quick = quick if project.name == HARD["project_slug"] else ()
+    hard = project.name == HARD["project_slug"]
+    quick = ['ARGS=-m "not slow" --ignore=tests/test_strategies.py'] if hard else []
     printed = make(project, "test", project_env, *quick, timeout=1100)
     assert " passed" in printed
     # What was skipped there, and why, is said here too.
