@@ -10,8 +10,8 @@ from conftest import SHORT, Command
 from torch import Tensor, nn
 
 from {{ cookiecutter.package_name }}.data.order import same_chance
+from {{ cookiecutter.package_name }}.run.folder import RunFolder
 from {{ cookiecutter.package_name }}.training.compile_watch import CompileWatch
-from {{ cookiecutter.package_name }}.training.run_folder import RunFolder
 
 WORDS = [
     "train",

@@ -1,1 +1,1 @@
-"""How it is trained: the choices, the run folder, the checkpoints and the loop around the model."""
+"""How it is trained: the choices for the machine and the loop around the model."""

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..environment.device import Device
 from ..errors import Refused
+from ..run.folder import RunFolder
 from .ranks import Ranks
-from .run_folder import RunFolder
 
 
 def plain(node: DictConfig) -> Any:

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from .run_folder import RunFolder
+from ..run.folder import RunFolder
 
 WARM_UP = 2  # optimizer steps that may compile
 

@@ -10,14 +10,14 @@ from ..environment.device import Device, find_device
 from ..environment.folders import shown
 from ..errors import Refused
 from ..models.base import TrainableModule
+from ..run.folder import RunFolder, write_json
+from ..run.weights import find_checkpoint, load_weights
 from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
 from .choices import choose_workers, plan_batch
 from .precision import RECIPES, apply_precision, choose_precision
 from .ranks import Ranks, agree, find_ranks, shared_with_children
-from .run_folder import RunFolder, write_json
 from .strategy import build_strategy
-from .weights import find_checkpoint, load_weights
 
 SPLITS = ("test", "val")
 

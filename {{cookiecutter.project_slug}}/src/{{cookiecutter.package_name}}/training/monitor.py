@@ -15,8 +15,8 @@ from torch import Tensor
 from ..environment.device import Device
 from ..errors import TrainingFailed
 from ..models.base import TrainableModule
+from ..run.folder import RunFolder
 from .choices import Choice
-from .run_folder import RunFolder
 from .sharding import plain_tensor
 
 

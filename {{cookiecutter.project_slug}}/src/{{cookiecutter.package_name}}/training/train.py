@@ -14,21 +14,21 @@ from ..data.order import seed_of
 from ..environment.folders import shown
 from ..errors import Refused, TrainingFailed
 from ..models.base import TrainableModule
+from ..run.checkpoints import Checkpoints
+from ..run.folder import RunFolder, choose_run_dir
+from ..run.loggers import build_logger, check_logger, finish_loggers
+from ..run.records import MetricsFile
+from ..run.weights import load_weights, starting_weights
 from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
-from .checkpoints import Checkpoints
 from .choices import BatchPlan, Choice, choose_compile, choose_progress, show
 from .compile_watch import CompileWatch
-from .loggers import build_logger, check_logger, finish_loggers
 from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
 from .network import lightning_precision, prepare_network
 from .precision import apply_precision
 from .ranks import agree, shared_with_children
-from .records import MetricsFile
-from .run_folder import RunFolder, choose_run_dir
 from .strategy import build_strategy
-from .weights import load_weights, starting_weights
 
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
@@ -64,8 +64,9 @@ def train(config: DictConfig) -> int:
             show(choices)
             if converted:
                 print(f"{'fp8:':<15} {converted}", flush=True)
-        folder.write_manifest(config, machine.device, choices)
-        folder.update_summary(**{name: choice.plain() for name, choice in choices.items()})
+        plain_choices = {name: choice.plain() for name, choice in choices.items()}
+        folder.write_manifest(config, machine.device, plain_choices)
+        folder.update_summary(**plain_choices)
         if converted:
             folder.update_summary(fp8_layers=converted.plain())
         with shared_with_children(run_dir, ranks):

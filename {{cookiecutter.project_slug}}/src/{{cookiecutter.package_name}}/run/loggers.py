@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..environment.folders import shown
 from ..errors import Refused
-from .run_folder import RunFolder
+from .folder import RunFolder
 
 LOGGERS = ("none", "wandb", "tensorboard")
 

@@ -8,7 +8,7 @@ import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from .run_folder import RunFolder, write_json
+from .folder import RunFolder, write_json
 from .weights import INDEX
 
 

@@ -24,7 +24,6 @@ from ..environment.software import (
     telling_variables,
 )
 from ..errors import Refused
-from .choices import Choice
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -64,9 +63,7 @@ class RunFolder:
         if self.writes:
             write_text(self.path / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
 
-    def write_manifest(
-        self, config: DictConfig, device: Device, choices: dict[str, Choice]
-    ) -> None:
+    def write_manifest(self, config: DictConfig, device: Device, choices: dict[str, Any]) -> None:
         """What made this run: command, code, software, hardware, seed, choices."""
         if not self.writes:
             return
@@ -86,7 +83,7 @@ class RunFolder:
             "image": os.environ.get("NVIDIA_PYTORCH_VERSION"),
             "seed": config.seed,
             "environment": telling_variables(),
-            "choices": {name: choice.plain() for name, choice in choices.items()},
+            "choices": choices,
             "packages": packages(),
         }
         write_json(self.path / "manifest.json", manifest)
