@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from .errors import Refused, TrainingFailed
+from .errors import FAILED, OK, USAGE, Refused, TrainingFailed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,8 +21,6 @@ VERBS = {
     "train": ("training.train", "train, then evaluate on the test split"),
     "evaluate": ("training.evaluate", "evaluate a run's checkpoint: run=<folder>"),
 }
-
-OK, FAILED, USAGE = 0, 1, 2
 
 
 def main() -> int:

@@ -1,4 +1,8 @@
-"""The two ways a command can end that are not success and not a crash."""
+"""The ways a command can end that are not success and not a crash, and their exit codes."""
+
+OK, FAILED, USAGE = 0, 1, 2
+PAUSED = 75  # EX_TEMPFAIL: the same command goes on
+INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
 
 class Refused(Exception):
@@ -11,3 +15,15 @@ class Refused(Exception):
 
 class TrainingFailed(Exception):
     """Training cannot go on (a loss that is not finite, for example). One line, exit code 1."""
+
+
+class Stopped(Exception):
+    """Training pauses on request, after a complete checkpoint. Exit code 75.
+
+    Attributes:
+        step: the optimizer step of that checkpoint.
+    """
+
+    def __init__(self, why: str, step: int) -> None:
+        super().__init__(why)
+        self.step = step

@@ -1,5 +1,6 @@
 """The data module that all tasks share: three splits behind one kind of loader."""
 
+import signal
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ class DataModule(lightning.LightningDataModule):
         super().__init__()
         self.options = options
         self.splits: dict[str, BatchDataset] = {}
+        self.first_step = 0  # optimizer steps that this run took before it was stopped
 
     @property
     def steps_per_epoch(self) -> int:
@@ -69,6 +71,7 @@ class DataModule(lightning.LightningDataModule):
             options.rank,
             options.ranks,
             options.seed,
+            self.first_step,
         )
         if len(order) == 0:
             raise Refused(
@@ -105,4 +108,13 @@ class DataModule(lightning.LightningDataModule):
             pin_memory=self.options.pin_memory,
             persistent_workers=workers > 0,
             prefetch_factor=self.options.prefetch_factor if workers > 0 else None,
+            worker_init_fn=_leave_stopping_to_the_trainer,
         )
+
+
+def _leave_stopping_to_the_trainer(worker: int) -> None:
+    """A signal to the whole process group must not take the workers away from under a trainer that
+    still has a checkpoint to write; it ends them itself."""
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

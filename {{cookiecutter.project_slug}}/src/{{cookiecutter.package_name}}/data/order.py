@@ -42,18 +42,30 @@ class TrainOrder(Sampler[Keys]):
             make a step.
         rank, ranks: this process among all.
         seed: of the permutation.
+        step: optimizer steps that were taken before; the order goes on after them, in mid-epoch too.
     """
 
     def __init__(
-        self, length: int, batch_size: int, micro_batch: int, rank: int, ranks: int, seed: int
+        self,
+        length: int,
+        batch_size: int,
+        micro_batch: int,
+        rank: int,
+        ranks: int,
+        seed: int,
+        step: int = 0,
     ) -> None:
         self.length, self.batch_size, self.micro_batch = length, batch_size, micro_batch
         self.rank, self.ranks, self.seed = rank, ranks, seed
-        self.epoch = 0
+        self.epoch, steps = divmod(step, max(1, length // batch_size))
+        self.first = steps * (
+            batch_size // (micro_batch * ranks)
+        )  # batch of this epoch to start at
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning at the start of each epoch."""
-        self.epoch = epoch
+        """Called by Lightning at the start of each epoch, and when it goes on in the middle of one."""
+        if epoch != self.epoch:
+            self.epoch, self.first = epoch, 0
 
     def __len__(self) -> int:
         steps = self.length // self.batch_size
@@ -63,7 +75,7 @@ class TrainOrder(Sampler[Keys]):
         generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
         order = torch.randperm(self.length, generator=generator)
         share = self.micro_batch * self.ranks
-        for number in range(len(self)):
+        for number in range(self.first, len(self)):
             start = number * share + self.rank * self.micro_batch
             yield [(self.epoch, i) for i in order[start : start + self.micro_batch].tolist()]
 

@@ -30,6 +30,7 @@ class TrainableModule(lightning.LightningModule):
         net: the network alone; this is what gets compiled.
         total_steps: optimizer steps of the whole training, set before `fit` (the schedule needs it).
         shard: set by training/ for FSDP and tensor parallelism; splits the network over the devices.
+        group_settings: each optimizer group's settings as the config gives them, set with the optimizer.
         grad_norm: norm of the last step's gradient before clipping, on the device; None: not clipped.
     """
 
@@ -41,6 +42,7 @@ class TrainableModule(lightning.LightningModule):
         self.optimizer_options = optimizer
         self.total_steps = 0
         self.grad_norm: Tensor | None = None
+        self.group_settings: list[dict[str, Any]] = []
         self.eval_metrics: dict[str, MetricCollection] = {}
         self.shard: Callable[[TrainableModule, DeviceMesh], None] | None = None
 
@@ -138,8 +140,9 @@ class TrainableModule(lightning.LightningModule):
         self.eval_metrics[split].to(self.device).reset()
 
     def _finish(self, split: str) -> None:
-        # compute() adds up over all ranks: every sample has counted exactly once.
-        self.log_dict(self.eval_metrics[split].compute())
+        # compute() adds up over all ranks: every sample has counted exactly once. Lightning would log
+        # it one step early; training/monitor.py does.
+        self.log_dict(self.eval_metrics[split].compute(), logger=False)
 
     def on_validation_epoch_start(self) -> None:
         self._start("val")
@@ -171,6 +174,10 @@ class TrainableModule(lightning.LightningModule):
         fused = self.device.type == "cuda" and not scaled
         optimizer = build_optimizer(self, self.optimizer_options, fused)
         schedule = build_schedule(optimizer, self.optimizer_options, self.total_steps)
+        self.group_settings = [
+            {key: value for key, value in group.items() if key not in ("params", "lr")}
+            for group in optimizer.param_groups
+        ]
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},

@@ -1,105 +1,201 @@
 """Checkpoints and their index: "last" and "best" by recorded step and metric, never by file name."""
 
+import json
 import math
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from ..environment.folders import shown
+from ..errors import TrainingFailed
 from .folder import RunFolder, write_json
 from .weights import INDEX
+from .writer import CheckpointWriter
 
 
-class Checkpoints(Checkpoint):
-    """Saves after each validation, every `every_steps` and at the end; keeps the last and the best.
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay, and when one is made besides those at each validation.
 
     Args:
         monitor, mode: the validation metric that decides, and whether more ("max") or less is better.
             A value that is not finite is never best.
-        keep_last, keep_best: how many of each stay on disk.
+        last, best: how many of each stay on disk.
+        every_steps: one more every so many steps.
+        milestones: those at multiples of this step stay for good.
+    """
+
+    monitor: str
+    mode: str = "min"
+    last: int = 1
+    best: int = 1
+    every_steps: int | None = None
+    milestones: int | None = None
+
+    def ranked(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The validated ones, best first; of equals the later one: it has seen more."""
+        sign = 1 if self.mode == "min" else -1
+        judged = [entry for entry in saved if entry["metrics"].get(self.monitor) is not None]
+        return sorted(judged, key=lambda e: (sign * e["metrics"][self.monitor], -e["step"]))
+
+    def kept(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of `saved` that stay, in their order."""
+        steps = {e["step"] for e in (*self.ranked(saved)[: self.best], *saved[-self.last :])}
+        many = self.milestones
+        return [e for e in saved if e["step"] in steps or (many and e["step"] % many == 0)]
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint belongs after this step, validation or not."""
+        return any(many and step % many == 0 for many in (self.every_steps, self.milestones))
+
+
+class Checkpoints(Checkpoint):
+    """Saves before each validation, when `retention` says so and at the end.
+
+    Before, so that a stop in a long validation loses no step; what the validation found is added to
+    the index after it.
+
+    Args:
+        saved_step: the step of the checkpoint in this folder that the run goes on from; what the
+            index holds up to there is kept. None: the folder is new.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        monitor: str,
-        mode: str,
-        keep_last: int,
-        keep_best: int,
-        every_steps: int | None,
+        writer: CheckpointWriter,
+        retention: Retention,
+        saved_step: int | None,
     ) -> None:
-        self.folder, self.monitor, self.sign = folder, monitor, 1 if mode == "min" else -1
-        self.keep_last, self.keep_best, self.every_steps = keep_last, keep_best, every_steps
-        self.saved: list[dict[str, Any]] = []
+        self.folder, self.writer, self.retention = folder, writer, retention
+        self.saved = [] if saved_step is None else self._found(saved_step)
+        self.under_way: dict[str, Any] | None = None  # its file is still being written
+        self.saved_step, self.last_step = saved_step, saved_step or 0
+
+    def _found(self, step: int) -> list[dict[str, Any]]:
+        try:
+            index = json.loads((self.folder.checkpoints / INDEX).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        saved = [entry for entry in index["checkpoints"] if entry["step"] <= step]
+        if self.folder.writes:  # what a kill left between two renames
+            known = {INDEX, *(entry["file"] for entry in saved)}
+            for path in self.folder.checkpoints.iterdir():
+                if path.name not in known:
+                    _remove(path)
+        return saved
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         step = trainer.global_step
-        if self.every_steps and step and step % self.every_steps == 0:
+        if step == self.last_step:
+            return  # in the middle of an accumulation
+        self.last_step = step
+        if self.retention.due(step):
+            self.save(trainer)
+        elif self.under_way is not None and not self.writer.busy:
+            self._commit()
+
+    def on_validation_start(self, trainer: Trainer, module: lightning.LightningModule) -> None:
+        if trainer.state.fn == "fit":
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: lightning.LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
-        if trainer.state.fn == "fit":
-            self.save(trainer)
         # Validated again after training: the weights are those of the newest file.
         self.record(trainer.callback_metrics)
 
     def on_train_end(self, trainer: Trainer, module: lightning.LightningModule) -> None:
-        self.save(trainer)
+        self.save(trainer, last=True)
 
-    def save(self, trainer: Trainer) -> None:
-        """Save this step once; every rank must call it."""
+    def save(self, trainer: Trainer, last: bool = False) -> None:
+        """Save this step once; every rank must call it.
+
+        Args:
+            last: nothing follows, so wait until it is on the disk.
+
+        Raises:
+            TrainingFailed: on every rank, when the last one cannot be written.
+        """
         step = trainer.global_step
-        if self.saved and self.saved[-1]["step"] == step:
+        if step != self.saved_step:
+            self._commit()
+            self.saved_step, file = step, f"step-{step:08d}.ckpt"
+            trainer.save_checkpoint(self.folder.checkpoints / file, weights_only=False)
+            epoch = trainer.current_epoch
+            entry = {"file": file, "step": step, "epoch": epoch, "validated": False, "metrics": {}}
+            self.under_way = entry
+            if not self.writer.background:
+                self._commit()
+        if last:
+            self.share(trainer)
+            if not any(entry["step"] == step for entry in self.saved):
+                raise TrainingFailed(f"the checkpoint of step {step} could not be written")
+
+    def share(self, trainer: Trainer) -> None:
+        """Wait for the file under way; after it every rank knows what rank 0 has."""
+        self._commit()
+        self.saved = trainer.strategy.broadcast(self.saved)
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [*self.saved, *([self.under_way] if self.under_way else [])]
+
+    def _commit(self) -> None:
+        """The file under way is whole: name it in the index."""
+        entry, self.under_way = self.under_way, None
+        if entry is None:
             return
-        file = f"step-{step:08d}.ckpt"
-        trainer.save_checkpoint(self.folder.checkpoints / file, weights_only=False)
-        self.saved.append(
-            {"file": file, "step": step, "epoch": trainer.current_epoch, "metrics": {}}
-        )
+        self.writer.wait()
+        if self.writer.error is not None:
+            place = shown(self.folder.checkpoints / entry["file"])
+            print(f"warning: {place} could not be written: {self.writer.error}", flush=True)
+            return
+        path = self.folder.checkpoints / entry["file"]
+        if self.folder.writes and path.is_file():
+            entry["bytes"] = path.stat().st_size
+        self.saved.append(entry)
         self._write()
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Note the newest file's validation metrics."""
-        if self.saved:
-            values = {k: float(v) for k, v in metrics.items() if k.startswith("val_")}
-            self.saved[-1]["metrics"] = {
-                k: v if math.isfinite(v) else None for k, v in values.items()
-            }
+        """Note the newest checkpoint's validation metrics."""
+        if not self._all():
+            return
+        values = {k: float(v) for k, v in metrics.items() if k.startswith("val_")}
+        finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self._all()[-1].update(validated=True, metrics=finite)
+        if self.under_way is None:
             self._write()
 
     @property
     def best(self) -> dict[str, Any]:
         """The best entry, the same on every rank; the last one when nothing was validated."""
-        return (self._ranked() or self.saved[-1:])[0]
-
-    def _ranked(self) -> list[dict[str, Any]]:
-        judged = [entry for entry in self.saved if entry["metrics"].get(self.monitor) is not None]
-        # Of equals the later one: it has seen more.
-        return sorted(judged, key=lambda e: (self.sign * e["metrics"][self.monitor], -e["step"]))
+        return (self.retention.ranked(self.saved) or self.saved[-1:])[0]
 
     def _write(self) -> None:
         """Write the index, then remove the files that it no longer names (in this order: a kill
         between the two leaves a file too many, never a name without its file)."""
-        ranked = self._ranked()
-        keep = {e["file"] for e in (*ranked[: self.keep_best], *self.saved[-self.keep_last :])}
-        gone = [entry for entry in self.saved if entry["file"] not in keep]
-        self.saved = [entry for entry in self.saved if entry["file"] in keep]
+        kept = self.retention.kept(self.saved)
+        gone = [entry for entry in self.saved if entry not in kept]
+        self.saved = kept
         if not self.folder.writes:
             return
+        ranked = self.retention.ranked(kept)
         index = {
-            "monitor": self.monitor,
-            "last": self.saved[-1]["file"],
+            "monitor": self.retention.monitor,
+            "last": kept[-1]["file"],
             "best": ranked[0]["file"] if ranked else None,
-            "checkpoints": self.saved,
+            "checkpoints": kept,
         }
         write_json(self.folder.checkpoints / INDEX, index)
         for entry in gone:
-            path = self.folder.checkpoints / entry["file"]
-            if path.is_dir():  # a sharded checkpoint
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            _remove(self.folder.checkpoints / entry["file"])
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():  # a sharded checkpoint
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,9 +1,8 @@
 """A run is a folder that explains itself: config, manifest, metrics, checkpoints, summary."""
 
+import contextlib
 import json
 import os
-import re
-import secrets
 import shlex
 import sys
 import time
@@ -24,39 +23,29 @@ from ..environment.software import (
     telling_variables,
 )
 from ..errors import Refused
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def choose_run_dir(config: DictConfig) -> Path:
-    """The folder of this run: `run_dir`, else `runs_dir/<experiment>/<name or a fresh id>`.
-
-    Raises:
-        Refused: for a name that could not be pasted back as an override, or a folder already used.
-    """
-    name = config.name or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    if not NAME.fullmatch(name):
-        raise Refused(
-            f"name={name}: use letters, digits, '.', '_' and '-' only, such as name=first-try"
-        )
-    folder = Path(config.run_dir or Path(config.runs_dir) / config.experiment / name).expanduser()
-    if (folder / "summary.json").exists():
-        key = "run_dir" if config.run_dir else "name"
-        raise Refused(f"{shown(folder)} holds a run already: choose another {key}")
-    return folder.absolute()
+from .lock import RunLock
 
 
 class RunFolder:
-    """Rank 0 writes here; on other ranks the same object knows the paths and writes nothing."""
+    """Rank 0 writes here; on other ranks the same object knows the paths and writes nothing.
 
-    def __init__(self, path: Path, writes: bool) -> None:
-        self.path, self.writes = path, writes
+    Args:
+        lock: what keeps a second run out; None for a folder that is only read.
+    """
+
+    def __init__(self, path: Path, writes: bool, lock: RunLock | None = None) -> None:
+        self.path, self.writes, self.lock = path, writes, lock
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.csv"
         self.summary: dict[str, Any] = {}
-        if writes:
-            writable_folder(path, "run_dir")
-            self.checkpoints.mkdir(exist_ok=True)
+        if not writes:
+            return
+        writable_folder(path, "run_dir")
+        if lock is not None and (owner := lock.take()) is not None:
+            raise Refused(f"{shown(path)} is in use by {owner}: choose another name")
+        self.checkpoints.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # none: a new run
+            self.summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
 
     def write_config(self, config: DictConfig) -> None:
         """The resolved config, so that nothing has to be composed again."""

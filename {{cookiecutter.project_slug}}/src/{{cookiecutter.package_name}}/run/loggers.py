@@ -4,25 +4,36 @@ import netrc
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
 from ..environment.folders import shown
-from ..errors import Refused
+from ..errors import PAUSED, Refused
 from .folder import RunFolder
 
 LOGGERS = ("none", "wandb", "tensorboard")
 
 
-def build_logger(config: DictConfig, folder: RunFolder) -> Logger | None:
+class _Wandb(WandbLogger):
+    """Says the optimizer step to W&B itself, so that a run that goes on continues its history: what it
+    repeats after a kill is dropped there, and nothing is counted anew from 0."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.experiment.log({**metrics, "trainer/global_step": step}, step=step)
+
+
+def build_logger(config: DictConfig, folder: RunFolder, from_step: int = 0) -> Logger | None:
     """The logger that `logger` names, writing below the run folder; None for `none`."""
     options = config.logger
     if not folder.writes:
         return None
     if options.name == "tensorboard":
-        return TensorBoardLogger(folder.path, name="tensorboard", version="")
+        return TensorBoardLogger(
+            folder.path, name="tensorboard", version="", purge_step=from_step + 1
+        )
     if options.name == "wandb":
         return _wandb(config, options, folder)
     return None
@@ -50,12 +61,14 @@ def check_logger(options: DictConfig) -> str:
 
 def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger | None:
     # One W&B run per run folder; the random part keeps equal names of other clones apart.
-    identity = f"{config.experiment}-{folder.path.name}"[:50] + f"-{secrets.token_hex(4)}"
+    fresh = f"{config.experiment}-{folder.path.name}"[:50] + f"-{secrets.token_hex(4)}"
+    identity = folder.summary.get("wandb", {}).get("id", fresh)
     settings: dict[str, Any] = {
         "project": options.project,
         "entity": options.entity,
         "tags": list(options.tags),
         "id": identity,
+        "resume": "allow",
         "name": folder.path.name,
         "group": config.experiment,
         "dir": str(folder.path),
@@ -64,7 +77,7 @@ def _wandb(config: DictConfig, options: DictConfig, folder: RunFolder) -> Logger
     run, mode = _start_wandb(settings, check_logger(options))
     folder.update_summary(wandb={"id": identity, "mode": mode})
     print(f"{'wandb:':<15} {mode}{_sync_hint(folder) if mode == 'offline' else ''}", flush=True)
-    return WandbLogger(experiment=run, log_model=False) if run is not None else None
+    return _Wandb(experiment=run, log_model=False) if run is not None else None
 
 
 def _start_wandb(settings: dict[str, Any], mode: str) -> tuple[Any, str]:
@@ -86,11 +99,13 @@ def _start_wandb(settings: dict[str, Any], mode: str) -> tuple[Any, str]:
     return None, "off: metrics.csv has everything"
 
 
-def finish_loggers(failed: bool) -> None:
+def finish_loggers(code: int) -> None:
     """Close the W&B run, if one is open, so that a sweep's next trial gets its own."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
-        wandb.finish(exit_code=int(failed))
+        if code == PAUSED:
+            wandb.run.mark_preempting()
+        wandb.finish(exit_code=code)
 
 
 def _sync_hint(folder: RunFolder) -> str:

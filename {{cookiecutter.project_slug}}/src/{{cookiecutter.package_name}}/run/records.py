@@ -16,16 +16,25 @@ class MetricsFile(Logger):
     """Appends to a CSV file; a metric that was not seen before adds a column.
 
     Lightning's CSVLogger keeps all rows in memory and deletes the file when a run goes on.
+
+    Args:
+        from_step: the step this run goes on from. Rows of later steps are dropped (a killed run may
+            have gone further than its last checkpoint), and so are evaluations that come again.
+        validated: whether the validation at that step stays.
     """
 
-    def __init__(self, path: Path, steps_per_epoch: int) -> None:
+    def __init__(
+        self, path: Path, steps_per_epoch: int, from_step: int = 0, validated: bool = False
+    ) -> None:
         super().__init__()
         self.path, self.steps_per_epoch = path, steps_per_epoch
         self.columns: list[str] = []
         self.latest: dict[str, float] = {}
         if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                self.columns = next(csv.reader(file), [])
+            rows = [row for row in self._read() if _stays(row, from_step, validated)]
+            self._rewrite(rows)
+            for row in rows:
+                self.latest.update({k: float(v) for k, v in row.items() if v})
 
     @property
     def name(self) -> str:
@@ -54,14 +63,30 @@ class MetricsFile(Logger):
             csv.DictWriter(file, self.columns, restval="").writerow(row)
 
     def _add_columns(self, new: list[str]) -> None:
-        rows: list[dict[str, str]] = []
-        if self.path.exists():
-            with self.path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+        rows = self._read() if self.path.exists() else []
         self.columns += new
+        self._rewrite(rows)
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        self.columns = list(reader.fieldnames or [])
+        return rows
+
+    @rank_zero_only
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
         temporary = self.path.with_suffix(".tmp")
         with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, restval="")
+            writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         os.replace(temporary, self.path)
+
+
+def _stays(row: dict[str, str], from_step: int, validated: bool) -> bool:
+    if any(value and key.startswith("test_") for key, value in row.items() if key):
+        return False
+    is_validation = any(value and key.startswith("val_") for key, value in row.items() if key)
+    step = int(row["step"] or 0) if (row.get("step") or "").isdigit() else from_step + 1
+    return step < from_step or (step == from_step and (validated or not is_validation))

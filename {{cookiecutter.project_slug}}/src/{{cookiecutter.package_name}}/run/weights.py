@@ -52,6 +52,21 @@ def starting_weights(place: str) -> Path:
     return find_checkpoint(path, "best") if (path / "checkpoints" / INDEX).is_file() else path
 
 
+def step_of(path: Path) -> int:
+    """The optimizer step that a checkpoint was saved at.
+
+    Raises:
+        Refused: when it cannot be read.
+    """
+    try:
+        file = path / SHARDED_META if path.is_dir() else path
+        return int(
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+        )
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise Refused(f"{shown(path)} is no checkpoint, or a damaged one") from error
+
+
 def load_weights(module: nn.Module, path: Path) -> int:
     """Load a checkpoint's weights and return the step it was saved at.
 

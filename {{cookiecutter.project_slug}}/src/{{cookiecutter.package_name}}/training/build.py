@@ -8,6 +8,7 @@ import hydra
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import Strategy
 from omegaconf import DictConfig, OmegaConf
@@ -51,6 +52,7 @@ def build_trainer(
     callbacks: list[Callback],
     max_steps: int,
     accumulate: int = 1,
+    writer: CheckpointIO | None = None,
 ) -> Trainer:
     """Lightning's Trainer with everything that we do ourselves turned off."""
     _quiet()
@@ -58,12 +60,15 @@ def build_trainer(
     profiler = None
     if config.get("profile"):
         profiler = PyTorchProfiler(folder.path, "profile", export_to_chrome=True)
+    plugins: list[Any] = [writer] if writer is not None else []
+    if strategy != "auto":
+        plugins.append(ranks.environment)
     return Trainer(
         accelerator=device.kind,
         devices=ranks.devices,
         num_nodes=config.get("num_nodes", 1),
         strategy=strategy,
-        plugins=[ranks.environment] if strategy != "auto" else None,
+        plugins=plugins,
         precision=precision,  # type: ignore[arg-type]
         max_steps=max_steps,
         accumulate_grad_batches=accumulate,
@@ -109,6 +114,7 @@ def _quiet() -> None:
         "sync_dist=True",
         "treespec",
         "is an experimental feature",
+        "dataloader is not resumable",  # its sampler is, see data/order.py
         "returned a view tensor",  # FSDP2; nothing here changes an output in place
     )
     for words in answered:

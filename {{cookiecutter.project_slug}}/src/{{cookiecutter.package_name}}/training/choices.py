@@ -5,6 +5,8 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from ..environment.cpus import granted_cpus
 from ..environment.device import Device
 from ..errors import Refused
@@ -98,6 +100,18 @@ def choose_compile(
             False, f"{total_steps} steps are too few to pay for compiling (from {pays_from} on)"
         )
     return Choice(True, f"{total_steps} steps on a GPU pay for compiling")
+
+
+def choose_writing(
+    wish: Any, device: Device, module: nn.Module, pays_from: float = 2.0**30
+) -> Choice:
+    """Whether training waits for a checkpoint to be written."""
+    size = 12.0 * sum(p.numel() for p in module.parameters())  # fp32 weights and two moments
+    if wish != "auto":
+        return Choice("background" if wish else "in step", "as asked")
+    if device.kind == "cpu" or size < pays_from:
+        return Choice("in step", f"about {size / 2**20:.0f} MiB each, written in an instant")
+    return Choice("background", f"about {size / 2**30:.1f} GiB each, by way of host memory")
 
 
 def choose_progress(wish: str) -> str:

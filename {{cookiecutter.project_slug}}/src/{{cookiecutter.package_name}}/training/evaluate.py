@@ -15,6 +15,7 @@ from ..run.weights import find_checkpoint, load_weights
 from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
 from .choices import choose_workers, plan_batch
+from .monitor import evaluated
 from .precision import RECIPES, apply_precision, choose_precision
 from .ranks import Ranks, agree, find_ranks, shared_with_children
 from .strategy import build_strategy
@@ -57,9 +58,9 @@ def evaluate(config: DictConfig) -> int:
             max_steps=1,
         )
         run_split = trainer.validate if config.split == "val" else trainer.test
-        metrics = run_split(module, datamodule=data, verbose=False)[0]
+        run_split(module, datamodule=data, verbose=False)
     if ranks.rank == 0:
-        _tell(run, config.split, checkpoint, step, {k: float(v) for k, v in metrics.items()})
+        _tell(run, config.split, checkpoint, step, evaluated(config.split, trainer))
     return 0
 
 

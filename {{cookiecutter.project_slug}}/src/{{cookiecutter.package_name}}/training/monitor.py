@@ -38,10 +38,33 @@ class Monitor(Callback):
         self.window: list[tuple[float, int, int]] = []  # seconds, samples, steps of each reading
         self.flops = 0.0  # of one training sample
         self.epoch = 0  # of the last training batch; Lightning's own moves on when training ends
+        self.found: dict[str, Any] = {}  # the open reading of the run that goes on
+
+    def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        """The loss since the last reading, of each rank: the next reading must be the same after a stop."""
+        if self.loss_sum is None:
+            return
+        sums = trainer.strategy.all_gather(self.loss_sum.detach())
+        checkpoint["reading"] = {
+            "loss_sums": sums.reshape(-1).cpu(),
+            "samples": self.samples,
+            "steps": self.steps,
+            "seconds": self.seconds + time.perf_counter() - self.started,
+        }
+
+    def on_load_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self.found = checkpoint.get("reading", {})
 
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         self.last_step = trainer.global_step
         self.started = time.perf_counter()
+        if self.found:
+            sums = self.found["loss_sums"].to(module.device)
+            alike = len(sums) == trainer.world_size
+            self.loss_sum = sums[trainer.global_rank] if alike else sums.mean()
+            self.bad_step = torch.full_like(self.loss_sum, math.inf)
+            self.samples, self.steps = self.found["samples"], self.found["steps"]
+            self.seconds, self.found = self.found["seconds"], {}
 
     def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, index: int) -> None:
         if not self.flops and self.device.peak_bf16_tflops:
@@ -72,8 +95,12 @@ class Monitor(Callback):
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:
         if trainer.state.fn == "fit":
             self.started = time.perf_counter()
-        values = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
+        values = evaluated("val", trainer)
+        self._log(trainer, values)
         self._show(trainer, values, final=True)
+
+    def on_test_end(self, trainer: Trainer, module: Any) -> None:
+        self._log(trainer, evaluated("test", trainer))
 
     def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
         """Leave the rewritten line, so that the message gets one of its own."""
@@ -101,8 +128,7 @@ class Monitor(Callback):
         if module.grad_norm is not None:
             values["grad_norm"] = float(plain_tensor(module.grad_norm))
         values["samples_per_s"] = self.samples / self.seconds
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step)
+        self._log(trainer, values)
         self._show(trainer, values)
         per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         self.folder.update_summary(
@@ -146,6 +172,11 @@ class Monitor(Callback):
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
+    def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+            logger.save()
+
     def _show(self, trainer: Trainer, values: dict[str, float], final: bool = False) -> None:
         if self.progress == "none" or not trainer.is_global_zero:
             return
@@ -165,3 +196,9 @@ class Monitor(Callback):
             print(f"\r\x1b[K{line}", end="\n" if final else "", flush=True)
         else:
             print(line, flush=True)
+
+
+def evaluated(split: str, trainer: Trainer) -> dict[str, float]:
+    """The metrics of the evaluation that has just ended."""
+    found = trainer.callback_metrics.items()
+    return {name: float(value) for name, value in found if name.startswith(f"{split}_")}

@@ -1,8 +1,9 @@
 """Who launched this process, how many there are, and agreement before Lightning connects them."""
 
 import atexit
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch import distributed
 from ..environment.device import Device
 from ..errors import Refused
 
-_SHARED = f"{__name__.split('.')[0].upper()}_RUN_DIR"
+_SHARED = f"{__name__.split('.')[0].upper()}_RUN"
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,32 @@ def agree(value: Any, ranks: Ranks, device: Device) -> Any:
     if ranks.size == 1:
         return value
     if not ranks.launched_outside:
-        return os.environ.get(_SHARED, value)
+        return json.loads(os.environ[_SHARED]) if _SHARED in os.environ else value
     if not distributed.is_initialized():
         _connect(ranks, device)
     box = [value]
     distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def decide(question: Callable[[], Any], ranks: Ranks, device: Device) -> Any:
+    """Ask on rank 0 and share the answer, plain values only.
+
+    Raises:
+        Refused: on every rank, when it is refused on rank 0; nobody is left waiting.
+    """
+    answer: dict[str, Any] = {}
+    if ranks.rank == 0:
+        try:
+            answer = {"answer": question()}
+        except Refused as refusal:
+            answer = {"refused": str(refusal)}
+    if ranks.size > 1:
+        shared = agree(answer, ranks, device)
+        answer = shared if ranks.launched_outside or ranks.rank == 0 else {"answer": shared}
+    if "refused" in answer:
+        raise Refused(answer["refused"])
+    return answer["answer"]
 
 
 def _connect(ranks: Ranks, device: Device) -> None:
@@ -134,11 +155,11 @@ def _disconnect() -> None:
 
 
 @contextmanager
-def shared_with_children(run_dir: str, ranks: Ranks) -> Iterator[None]:
-    """Let the ranks that Lightning starts know the run folder; leave the environment as it was."""
+def shared_with_children(value: Any, ranks: Ranks) -> Iterator[None]:
+    """Let the ranks that Lightning starts know rank 0's value; leave the environment as it was."""
     before = dict(os.environ)
     if ranks.size > 1 and not ranks.launched_outside:
-        os.environ[_SHARED] = run_dir
+        os.environ[_SHARED] = json.dumps(value)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from ..environment.folders import project_root
 from ..errors import Refused
 
 PROGRESS = ("auto", "bar", "lines", "none")
-COMPILE = ("auto", True, False)
+SWITCH = ("auto", True, False)
 MODES = ("min", "max")
 COUNTS = (
     "max_steps",
@@ -26,6 +26,8 @@ COUNTS = (
     "checkpoint_every_steps",
     "keep_last",
     "keep_best",
+    "keep_every_steps",
+    "stop_at",
     "batch_size",
     "micro_batch",
     "num_nodes",
@@ -46,15 +48,21 @@ class TrainSettings:
     runs_dir: str = "${project_root:}/runs"
     data_dir: str = "${project_root:}/data"
     seed: int = 1
-    init_from: str | None = None  # a checkpoint whose weights are the start
+    resume: str = "auto"  # auto, never, or a path: a run folder, or a checkpoint to branch off from
+    init_from: str | None = None  # a checkpoint whose weights are the start, and nothing else of it
+    detach: bool = False  # train in a session of its own, which a lost connection does not end
 
     # how long
     max_steps: int | None = None  # optimizer steps; also the end of the learning-rate schedule
     max_epochs: int | None = None
+    stop_at: int | None = None  # pause at this step: the schedule stays, the same command goes on
     validate_every_steps: int | None = None  # null: after each epoch
     checkpoint_every_steps: int | None = None  # besides the one after each validation
+    every_minutes: float | None = None  # besides, by the clock
+    checkpoint_async: Any = "auto"  # write in the background; auto: from 1 GiB on a GPU
     keep_last: int = 1
     keep_best: int = 1
+    keep_every_steps: int | None = None  # those at multiples of this step stay for good
     monitor: str = MISSING  # the validation metric that decides which checkpoint is best
     monitor_mode: str = "min"
     test: bool = True  # evaluate the best checkpoint on the test split at the end
@@ -177,9 +185,12 @@ def check(config: DictConfig) -> None:
     for key in COUNTS:
         if config[key] is not None and config[key] < 1:
             raise Refused(f"{key}={config[key]}: it takes a whole number from 1 on")
-    for key, allowed in (("progress", PROGRESS), ("compile", COMPILE), ("monitor_mode", MODES)):
+    words = {"progress": PROGRESS, "compile": SWITCH, "monitor_mode": MODES}
+    for key, allowed in {**words, "checkpoint_async": SWITCH}.items():
         if config[key] not in allowed:
-            words = ", ".join(str(word).lower() for word in allowed)
-            raise Refused(f"{key}={config[key]}: choose one of {words}")
+            choices = ", ".join(str(word).lower() for word in allowed)
+            raise Refused(f"{key}={config[key]}: choose one of {choices}")
+    if config.every_minutes is not None and config.every_minutes <= 0:
+        raise Refused("every_minutes takes a number above 0")
     if config.overfit_batches and config.max_epochs and not config.max_steps:
         raise Refused("overfit_batches with max_epochs alone ends at once: set max_steps")

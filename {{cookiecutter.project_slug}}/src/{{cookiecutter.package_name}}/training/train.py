@@ -1,42 +1,85 @@
-"""`train`: choose, build, fit, evaluate, write down."""
+"""`train`: choose, build, fit, evaluate, write down. A run that was stopped goes on where it was."""
 
+import dataclasses
+import multiprocessing
 import time
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning
-import torch
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 
 from ..data.base import DataModule, LoaderOptions
-from ..data.order import seed_of
 from ..environment.folders import shown
-from ..errors import Refused, TrainingFailed
+from ..errors import INTERRUPTED, OK, PAUSED, Refused, Stopped, TrainingFailed
 from ..models.base import TrainableModule
-from ..run.checkpoints import Checkpoints
-from ..run.folder import RunFolder, choose_run_dir
+from ..run.checkpoints import Checkpoints, Retention
+from ..run.folder import RunFolder
+from ..run.identity import code_fingerprint, fingerprint, telling_settings
+from ..run.lock import RunLock
 from ..run.loggers import build_logger, check_logger, finish_loggers
+from ..run.output import LOG, SteadyOutput
 from ..run.records import MetricsFile
+from ..run.signals import Signals
+from ..run.start import Start, choose_start
 from ..run.weights import load_weights, starting_weights
+from ..run.writer import CheckpointWriter
 from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
-from .choices import BatchPlan, Choice, choose_compile, choose_progress, show
+from .choices import BatchPlan, Choice, choose_compile, choose_progress, choose_writing, show
 from .compile_watch import CompileWatch
+from .finish import finish
 from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
 from .network import lightning_precision, prepare_network
+from .position import Position
 from .precision import apply_precision
-from .ranks import agree, shared_with_children
+from .ranks import agree, decide, shared_with_children
+from .stopping import Stopping
 from .strategy import build_strategy
 
-INTERRUPTED = 130  # what a shell gives for Ctrl-C
+
+@dataclass
+class Job:
+    """All that one training is made of, once nothing can be refused any more."""
+
+    config: DictConfig
+    machine: Machine
+    batch: BatchPlan
+    module: TrainableModule
+    data: DataModule
+    start: Start
+    folder: RunFolder
+    total_steps: int
 
 
 def train(config: DictConfig) -> int:
     """Train as `config` says and return the exit code. Refusals come before data is touched."""
     settings.check(config)
     machine = look_around(config)
+    locks: list[RunLock] = []
+    with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
+        try:
+            job = _prepare(config, machine, locks)
+            if job is None:
+                return OK
+            output.log = job.folder.path / LOG
+            return _train(job, signals)
+        except KeyboardInterrupt:
+            print("interrupted before training", flush=True)
+            return INTERRUPTED
+        finally:
+            for lock in locks:
+                lock.release()
+            for worker in multiprocessing.active_children():
+                worker.kill()  # loader processes leave signals to us
+
+
+def _prepare(config: DictConfig, machine: Machine, locks: list[RunLock]) -> Job | None:
+    """Everything that can be refused, then the run folder; None when the run is finished already."""
     ranks, choices = machine.ranks, machine.choices
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     module: Any = build(config.model, "model", optimizer=plain(config.optimizer))
@@ -50,27 +93,56 @@ def train(config: DictConfig) -> int:
         load_weights(module, starting_weights(config.init_from))
     check_logger(config.logger)
     _check_monitor(config, module)
-    run_dir = agree(str(choose_run_dir(config)) if ranks.rank == 0 else "", ranks, machine.device)
-    total_steps, why = _prepare(config, data, machine)
+
+    def choose() -> dict[str, Any]:
+        start, lock = choose_start(config)
+        locks.append(lock)
+        return dataclasses.asdict(start)
+
+    start = Start(**decide(choose, ranks, machine.device))
+    total_steps, why = _prepare_data(config, data, machine)
+    if start.was_finished and start.step >= total_steps:
+        if ranks.rank == 0:
+            print(f"{shown(start.run_dir)} finished at step {start.step} already: another name or ")
+            print("resume=never trains again, a larger max_steps goes on", flush=True)
+        return None
+    choices["resume"] = Choice(f"step {start.step}", start.reason)
     choices["length"] = Choice(total_steps, why)
     word = choices["precision"].value
     choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
+    choices["checkpoints"] = choose_writing(config.checkpoint_async, machine.device, module)
     converted = prepare_network(config, machine, module)
     # All that can be refused has been: a run folder exists only from here on.
-    folder = RunFolder(Path(run_dir), writes=ranks.rank == 0)
-    try:
-        _start(config, folder, machine)
-        if folder.writes:
-            show(choices)
-            if converted:
-                print(f"{'fp8:':<15} {converted}", flush=True)
-        plain_choices = {name: choice.plain() for name, choice in choices.items()}
-        folder.write_manifest(config, machine.device, plain_choices)
-        folder.update_summary(**plain_choices)
+    folder = RunFolder(Path(start.run_dir), ranks.rank == 0, locks[0] if locks else None)
+    _start(config, folder, machine, start)
+    if folder.writes:
+        show(choices)
         if converted:
-            folder.update_summary(fp8_layers=converted.plain())
-        with shared_with_children(run_dir, ranks):
-            _fit(config, folder, machine, batch, module, data, total_steps)
+            print(f"{'fp8:':<15} {converted}", flush=True)
+    plain_choices = {name: choice.plain() for name, choice in choices.items()}
+    folder.write_manifest(config, machine.device, plain_choices)
+    folder.update_summary(**plain_choices)
+    if converted:
+        folder.update_summary(fp8_layers=converted.plain())
+    return Job(config, machine, batch, module, data, start, folder, total_steps)
+
+
+def _train(job: Job, signals: Signals) -> int:
+    """Fit and finish; turns every end into the summary's words and an exit code."""
+    folder, ranks = job.folder, job.machine.ranks
+    try:
+        with shared_with_children(dataclasses.asdict(job.start), ranks):
+            _fit(job, signals)
+    except Stopped as stop:
+        folder.update_summary(status="preempted", reason=str(stop), steps=stop.step)
+        finish_loggers(PAUSED)
+        if ranks.rank == 0:
+            where = f"step {stop.step} of {job.total_steps}; the same command goes on"
+            print(
+                f"{'stopped:':<15} {stop}, {where}\n{'run:':<15} {shown(folder.path)}", flush=True
+            )
+        # Lightning kills rank 0 when one of its children ends with another code than 0.
+        return PAUSED if ranks.rank == 0 or ranks.launched_outside else OK
     except RuntimeError as error:
         _fail(folder, error)
         if "find_unused_parameters" in str(error):
@@ -80,7 +152,7 @@ def train(config: DictConfig) -> int:
                 "same branch (data.order.same_chance)"
             ) from error
         raise
-    except SystemExit as error:  # what Lightning makes of Ctrl-C
+    except (SystemExit, KeyboardInterrupt) as error:  # what Lightning makes of a second Ctrl-C
         _fail(folder, KeyboardInterrupt("Ctrl-C"))
         if ranks.rank == 0:
             step = folder.summary.get("steps", 0)
@@ -88,18 +160,18 @@ def train(config: DictConfig) -> int:
                 f"interrupted near step {step}; {shown(folder.path)} keeps what was saved",
                 flush=True,
             )
-        return INTERRUPTED if ranks.rank == 0 else int(bool(error.code))
+        code = getattr(error, "code", 1)
+        return INTERRUPTED if ranks.rank == 0 else int(bool(code))
     except BaseException as error:
         _fail(folder, error)
         raise
-    finish_loggers(failed=False)
-    return 0
+    finish_loggers(OK)
+    return OK
 
 
 def _fail(folder: RunFolder, error: BaseException) -> None:
-    if folder.summary:
-        folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
-    finish_loggers(failed=True)
+    folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
+    finish_loggers(1)
 
 
 def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
@@ -122,26 +194,34 @@ def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> L
     )
 
 
-def _start(config: DictConfig, folder: RunFolder, machine: Machine) -> None:
+def _start(config: DictConfig, folder: RunFolder, machine: Machine, start: Start) -> None:
     """Write what is known, so that whatever happens next can be read."""
     if folder.writes:
         print(f"{'run:':<15} {shown(folder.path)}", flush=True)
     folder.write_config(config)
-    empty = {"samples_per_s": None, "tokens_per_s": None, "step_ms": None}
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    fresh = {
+        "started": now,
+        "epochs": 0,
+        "metrics": {},
+        "throughput": {"samples_per_s": None, "tokens_per_s": None, "step_ms": None},
+        "mfu": Choice(None, "nothing measured yet").plain(),
+        "peak_memory_gib": None,
+    }
+    folder.summary = {**fresh, **folder.summary}
+    folder.summary.pop("reason", None)
     folder.update_summary(
         status="running",
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        steps=0,
-        epochs=0,
-        metrics={},
-        throughput=empty,
-        mfu=Choice(None, "nothing measured yet").plain(),
-        peak_memory_gib=None,
+        attempt_started=now,
+        steps=start.step,
+        fingerprint=fingerprint(telling_settings(config)),
+        code=code_fingerprint(),
+        resumed_from=start.source or folder.summary.get("resumed_from"),
         world_size=machine.ranks.size,
     )
 
 
-def _prepare(config: DictConfig, data: DataModule, machine: Machine) -> tuple[int, str]:
+def _prepare_data(config: DictConfig, data: DataModule, machine: Machine) -> tuple[int, str]:
     """Make the data ready on every rank; returns the number of optimizer steps and where it comes from."""
     if machine.ranks.environment.local_rank() == 0:
         data.prepare_data()
@@ -156,30 +236,36 @@ def _prepare(config: DictConfig, data: DataModule, machine: Machine) -> tuple[in
     return by_epochs, f"max_epochs={config.max_epochs} of {per_epoch} steps"
 
 
-def _fit(
-    config: DictConfig,
-    folder: RunFolder,
-    machine: Machine,
-    batch: BatchPlan,
-    module: TrainableModule,
-    data: DataModule,
-    total_steps: int,
-) -> None:
+def _fit(job: Job, signals: Signals) -> None:
     """Fit, validate the end, test the best, write the summary."""
+    config, machine, start, folder = job.config, job.machine, job.start, job.folder
     word, strategy = machine.choices["precision"].value, machine.choices["strategy"].value
-    metrics = MetricsFile(folder.metrics, data.steps_per_epoch)
-    logger = build_logger(config, folder)
-    checkpoints = Checkpoints(
-        folder,
+    in_place = start.checkpoint is not None and start.source is None
+    from_step = start.step if in_place else 0
+    metrics = MetricsFile(folder.metrics, job.data.steps_per_epoch, from_step, start.validated)
+    logger = build_logger(config, folder, from_step)
+    writer = CheckpointWriter(machine.choices["checkpoints"].value == "background")
+    retention = Retention(
         config.monitor,
         config.monitor_mode,
         config.keep_last,
         config.keep_best,
         config.checkpoint_every_steps,
+        config.keep_every_steps,
     )
-    monitor = Monitor(
-        folder, machine.device, config.log_every_steps, choose_progress(config.progress)
+    checkpoints = Checkpoints(folder, writer, retention, start.step if in_place else None)
+    progress = choose_progress(config.progress)
+    monitor = Monitor(folder, machine.device, config.log_every_steps, progress)
+    position = Position(
+        config.seed,
+        machine.ranks.rank,
+        job.data.steps_per_epoch,
+        job.batch.accumulate,
+        config.validate_every_steps,
+        start.validated,
     )
+    timeout = timedelta(minutes=config.strategy.timeout_minutes)
+    stopping = Stopping(signals, checkpoints, config.stop_at, config.every_minutes, timeout)
     trainer = build_trainer(
         config,
         device=machine.device,
@@ -188,64 +274,30 @@ def _fit(
         precision=lightning_precision(word, apply_precision(word), strategy),
         folder=folder,
         loggers=[metrics, *([logger] if logger else [])],
-        callbacks=[SyncBuffers(), checkpoints, monitor, CompileWatch(folder)],
-        max_steps=total_steps,
-        accumulate=batch.accumulate,
+        callbacks=[
+            SyncBuffers(),
+            position,
+            monitor,
+            CompileWatch(folder),
+            checkpoints,
+            stopping,
+        ],
+        max_steps=job.total_steps,
+        accumulate=job.batch.accumulate,
+        writer=writer,
     )
-    module.total_steps = total_steps
-    # All ranks built the same weights; from here on their dropout differs.
-    torch.manual_seed(seed_of(config.seed, "rank", machine.ranks.rank))
-    trainer.fit(module, datamodule=data)
-    _finish(config, folder, module, data, trainer, checkpoints, monitor, metrics)
+    job.module.total_steps, job.data.first_step = job.total_steps, start.step
+    try:
+        trainer.fit(job.module, datamodule=job.data, ckpt_path=start.checkpoint, weights_only=True)
+        finish(config, folder, job.module, job.data, trainer, checkpoints, monitor, metrics)
+    except Stopped:
+        _wait_for_children(trainer)
+        raise
+    finally:
+        writer.wait()
 
 
-def _finish(
-    config: DictConfig,
-    folder: RunFolder,
-    module: TrainableModule,
-    data: DataModule,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    monitor: Monitor,
-    metrics: MetricsFile,
-) -> None:
-    steps = trainer.global_step
-    pace = monitor.pace(module, trainer)
-    if not checkpoints.saved[-1]["metrics"]:
-        trainer.validate(module, datamodule=data, verbose=False)
-    results = {**metrics.latest, **checkpoints.saved[-1]["metrics"]}
-    best = folder.checkpoints / checkpoints.best["file"]
-    best_step = load_weights(module, best)
-    if config.test:
-        tested = trainer.test(module, datamodule=data, verbose=False)[0]
-        results |= {name: float(value) for name, value in tested.items()}
-    results = {name: value for name, value in results.items() if name not in ("step", "epoch")}
-    if folder.writes:
-        if config.sample_prompt is not None:
-            _sample(config, folder, best, module.device)
-        _tell(folder, results, best_step)
-    folder.update_summary(
-        status="finished", steps=steps, metrics=results, best_step=best_step, **pace
-    )
-
-
-def _sample(config: DictConfig, folder: RunFolder, best: Path, device: torch.device) -> None:
-    """Print and keep a text that the best checkpoint writes.
-
-    By a model of its own: the trained one may lie in parts on several ranks, or be compiled for one
-    length, and a text grows by a token at a time.
-    """
-    twin: Any = build(config.model, "model", optimizer=plain(config.optimizer))
-    load_weights(twin, best)
-    text = twin.to(device).sample(config.sample_prompt)
-    (folder.path / "sample.txt").write_text(text, encoding="utf-8")
-    print(f"\nsample (sample.txt):\n{text}\n", flush=True)
-
-
-def _tell(folder: RunFolder, results: dict[str, float], best_step: int) -> None:
-    """The last lines: what came out, and where it is."""
-    print(f"{'finished:':<15} best checkpoint at step {best_step}", flush=True)
-    for name, value in results.items():
-        if name.startswith(("train_", "val_", "test_")):
-            print(f"{name + ':':<15} {value:.4f}", flush=True)
-    print(f"{'run:':<15} {shown(folder.path)}", flush=True)
+def _wait_for_children(trainer: Trainer) -> None:
+    """Let the ranks that Lightning started end before this one does."""
+    for process in getattr(trainer.strategy.launcher, "procs", []):
+        process.wait(timeout=60)
