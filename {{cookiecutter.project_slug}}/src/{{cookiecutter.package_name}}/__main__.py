@@ -3,6 +3,7 @@
 Nothing heavy is imported here, so that `--help` answers at once; a verb imports what it needs.
 """
 
+import contextlib
 import importlib
 import os
 import re
@@ -26,7 +27,8 @@ VERBS = {
 def main() -> int:
     """Run the verb named on the command line and return the command's exit code."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print(_usage())
+        with contextlib.suppress(BrokenPipeError):
+            print(_usage(), flush=True)
         return OK if len(sys.argv) > 1 else USAGE
     verb = sys.argv[1]
     if verb not in VERBS:
@@ -53,6 +55,9 @@ def _compose_and_run(verb: str) -> int:
         sys.argv = whole
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             overrides = list(HydraConfig.get().overrides.task)
+            if config.get("detach"):
+                codes.append(_say("detach=true with -m: the trials would run all at once", USAGE))
+                return
             places = [word for word in overrides if word.startswith(("name=", "run_dir="))]
             if places and places in taken:
                 codes.append(_say(f"{places[0]}: an earlier trial of this sweep has it", USAGE))

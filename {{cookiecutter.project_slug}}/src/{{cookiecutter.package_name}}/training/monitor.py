@@ -44,9 +44,14 @@ class Monitor(Callback):
         """The loss since the last reading, of each rank: the next reading must be the same after a stop."""
         if self.loss_sum is None:
             return
-        sums = trainer.strategy.all_gather(self.loss_sum.detach())
+        own = self.loss_sum.detach().reshape(1)
+        sums = [torch.empty_like(own) for _ in range(trainer.world_size)]
+        if trainer.world_size > 1:
+            torch.distributed.all_gather(sums, own)
+        else:
+            sums = [own]
         checkpoint["reading"] = {
-            "loss_sums": sums.reshape(-1).cpu(),
+            "loss_sums": torch.cat(sums).cpu(),
             "samples": self.samples,
             "steps": self.steps,
             "seconds": self.seconds + time.perf_counter() - self.started,

@@ -77,6 +77,7 @@ class Stopping(Callback):
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         self._take_over(trainer)
         self.last_step = trainer.global_step
+        self._pause(trainer)
 
     def on_validation_start(self, trainer: Trainer, module: Any) -> None:
         self._take_over(trainer)
@@ -90,8 +91,7 @@ class Stopping(Callback):
             return  # in the middle of an accumulation
         self.last_step = step
         stop, save = self._ask()
-        if step == self.stop_at:
-            self._stop(trainer, f"stop_at={step}")
+        self._pause(trainer)
         if stop:
             self._stop(trainer, self.signals.wish or "a signal on another rank")
         if save:
@@ -102,6 +102,10 @@ class Stopping(Callback):
             self._stop(trainer, self.signals.wish or "a signal on another rank")
 
     on_test_batch_end: Callable[..., None] = on_validation_batch_end
+
+    def _pause(self, trainer: Trainer) -> None:
+        if self.stop_at is not None and trainer.global_step >= self.stop_at:
+            self._stop(trainer, f"stop_at={self.stop_at}")
 
     def _ask(self) -> list[bool]:
         late = bool(self.seconds) and time.monotonic() - self.saved_at > (self.seconds or 0)

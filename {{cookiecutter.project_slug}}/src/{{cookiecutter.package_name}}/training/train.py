@@ -31,6 +31,7 @@ from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
 from .choices import BatchPlan, Choice, choose_compile, choose_progress, choose_writing, show
 from .compile_watch import CompileWatch
+from .detach import detach, tell_run
 from .finish import finish
 from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
@@ -60,14 +61,13 @@ def train(config: DictConfig) -> int:
     """Train as `config` says and return the exit code. Refusals come before data is touched."""
     settings.check(config)
     machine = look_around(config)
+    if config.detach:
+        return detach(machine.ranks.launched_outside)
     locks: list[RunLock] = []
     with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
         try:
-            job = _prepare(config, machine, locks)
-            if job is None:
-                return OK
-            output.log = job.folder.path / LOG
-            return _train(job, signals)
+            job = _prepare(config, machine, locks, output)
+            return OK if job is None else _train(job, signals)
         except KeyboardInterrupt:
             print("interrupted before training", flush=True)
             return INTERRUPTED
@@ -78,7 +78,9 @@ def train(config: DictConfig) -> int:
                 worker.kill()  # loader processes leave signals to us
 
 
-def _prepare(config: DictConfig, machine: Machine, locks: list[RunLock]) -> Job | None:
+def _prepare(
+    config: DictConfig, machine: Machine, locks: list[RunLock], output: SteadyOutput
+) -> Job | None:
     """Everything that can be refused, then the run folder; None when the run is finished already."""
     ranks, choices = machine.ranks, machine.choices
     lightning.seed_everything(config.seed, workers=True, verbose=False)
@@ -114,6 +116,9 @@ def _prepare(config: DictConfig, machine: Machine, locks: list[RunLock]) -> Job 
     converted = prepare_network(config, machine, module)
     # All that can be refused has been: a run folder exists only from here on.
     folder = RunFolder(Path(start.run_dir), ranks.rank == 0, locks[0] if locks else None)
+    output.log = folder.path / LOG
+    if tell_run(folder.path):
+        output.move()
     _start(config, folder, machine, start)
     if folder.writes:
         show(choices)
