@@ -37,7 +37,7 @@ class NanGuard(Callback):
         self.skipped = self.in_a_row = 0
         self.last_skipped = False  # the last step was left out
         self.first_step = self.good_step = 0  # where training began; the last good step
-        self.loss_finite: Tensor | None = None  # of the micro batches of this step
+        self.loss: Tensor | None = None  # sum over the micro batches of this step
         self.kept: list[Tensor] = []  # buffers after the last good step
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,11 +50,11 @@ class NanGuard(Callback):
         self.trainer, self.module, self.first_step = trainer, module, trainer.global_step
         self.scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
-        yes = torch.ones((), dtype=torch.bool, device=module.device)
-        self.good = self.losses_good = yes  # no bad step so far; no bad loss so far
-        self.count = torch.zeros(2, dtype=torch.int64, device=module.device)  # steps until then
-        nothing = torch.full((len(self.names),), math.nan, device=module.device)
-        self.newest = self.finite = nothing  # norms of the first bad step; of the last good one
+        self.good = torch.ones((), dtype=torch.bool, device=module.device)  # no bad step so far
+        self.count = torch.zeros((), dtype=torch.int64, device=module.device)  # steps until then
+        # Norm of each gradient, then the loss: of the last good step and of the first bad one.
+        nothing = torch.full((len(self.names) + 1,), math.nan, device=module.device)
+        self.last_good = self.first_bad = nothing
         module.watch_gradients = self._step
         if self.skips:
             state = module.state_dict().keys()  # tables that are no state do not change
@@ -66,32 +66,33 @@ class NanGuard(Callback):
         module.watch_gradients = None
 
     def on_before_backward(self, trainer: Trainer, module: Any, loss: Tensor) -> None:
-        finite = torch.isfinite(loss.detach())
-        self.loss_finite = finite if self.loss_finite is None else self.loss_finite & finite
+        loss = loss.detach()
+        self.loss = loss if self.loss is None else self.loss + loss
 
     def _step(self, norms: Tensor) -> None:
         """Between backward and the optimizer's step."""
-        assert self.loss_finite is not None
-        loss, self.loss_finite = self.loss_finite, None
-        fine = loss if self.scaled else loss & torch.isfinite(norms).all()
+        assert self.loss is not None
+        loss, self.loss = self.loss, None
+        row = torch.cat((norms, loss.reshape(1).to(norms.dtype)))
+        # Few and small: x - x is NaN for NaN and Inf, and so is a sum that holds one of them.
+        total = loss if self.scaled else row.sum()
+        fine = total - total == 0
         if self.skips:
-            self._skip_or_keep(loss, fine, norms)
+            self._skip_or_keep(fine, row)
             return
-        self.newest = torch.where(self.good, norms, self.newest)
+        self.first_bad = torch.where(self.good, row, self.first_bad)
         self.good = self.good & fine
-        self.losses_good = self.losses_good & loss
-        self.finite = torch.where(self.good, norms, self.finite)
-        self.count += torch.stack((self.good, self.losses_good))
+        self.last_good = torch.where(self.good, row, self.last_good)
+        self.count += self.good
 
-    def _skip_or_keep(self, loss: Tensor, fine: Tensor, norms: Tensor) -> None:
-        flags = torch.stack((fine, loss)).to(torch.int32)
+    def _skip_or_keep(self, fine: Tensor, row: Tensor) -> None:
+        flag = fine.to(torch.int32)
         if distributed.is_initialized():
-            distributed.all_reduce(flags, op=distributed.ReduceOp.MIN)
-        good, loss_good = (bool(flag) for flag in flags.tolist())
-        self.last_skipped = not good
+            distributed.all_reduce(flag, op=distributed.ReduceOp.MIN)
+        self.last_skipped = not bool(flag)
         step = self.trainer.global_step + 1
-        if good:
-            self.in_a_row, self.finite, self.good_step = 0, norms, step
+        if not self.last_skipped:
+            self.in_a_row, self.last_good, self.good_step = 0, row, step
             if self.kept:
                 torch._foreach_copy_(self.kept, self.buffers)
             return
@@ -100,14 +101,13 @@ class NanGuard(Callback):
         if self.kept:
             torch._foreach_copy_(self.buffers, self.kept)
         self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
-        self.newest = norms
-        what = "the gradient" if loss_good else "the training loss"
-        if self.in_a_row > ROW:
-            what = f"on_nan=skip: {self.in_a_row} steps in a row; {what}"
-            self._fail(what, step, self.good_step)
+        self.first_bad = row
         self.folder.update_summary(skipped_steps=self.skipped)
+        if self.in_a_row > ROW:
+            self._fail(step, self.good_step, f"{self.in_a_row} steps in a row were skipped")
         if self.trainer.is_global_zero:
-            print(f"skipped step {step}: {what} was not finite ({self.skipped} so far)", flush=True)
+            words = f"step {step} skipped: loss or gradient not finite ({self.skipped} so far)"
+            print(words, flush=True)
 
     def check(self, trainer: Trainer) -> None:
         """Read the flags; every rank must call it.
@@ -117,11 +117,10 @@ class NanGuard(Callback):
         """
         if self.skips:
             return
-        good, losses = trainer.strategy.reduce(self.count.clone(), reduce_op="min").tolist()
-        if self.first_step + good == trainer.global_step:
-            return
-        what = "the gradient (the loss was still finite)" if losses > good else "the training loss"
-        self._fail(what, self.first_step + good + 1, self.first_step + good)
+        count = trainer.strategy.reduce(self.count.clone(), reduce_op="min")
+        last = self.first_step + int(count)
+        if last < trainer.global_step:
+            self._fail(last + 1, last)
 
     def check_state(self, trainer: Trainer) -> None:
         """As `check`, and look at what would be saved: finite steps can lead to infinite weights."""
@@ -129,13 +128,19 @@ class NanGuard(Callback):
         bad = torch.tensor(_bad_values(trainer), device=trainer.strategy.root_device)
         if int(trainer.strategy.reduce(bad, reduce_op="max")):
             step = trainer.global_step
-            self._fail("the weights or the optimizer's state", step, step)
+            self._fail(step, step, "a weight or the optimizer's state was not finite")
 
-    def _fail(self, what: str, step: int, norms_step: int) -> None:
+    def _fail(self, step: int, norms_step: int, what: str = "") -> None:
         """Every rank comes here at the same time."""
         trainer, module = self.trainer, self.module
-        bad = (~torch.isfinite(self.newest)).to(torch.int32)
+        bad = (~torch.isfinite(self.first_bad)).to(torch.int32)
         bad = trainer.strategy.reduce(bad, reduce_op="max")  # a shard of it lies on each rank
+        *bad_norms, bad_loss = bad.tolist()
+        if not what:
+            loss = "the training loss"
+            what = (
+                f"{loss if bad_loss else 'the gradient (the loss was still finite)'} was not finite"
+            )
         sharded = any(isinstance(p, DTensor) for p in module.parameters())
         report = NanReport(
             what=what,
@@ -143,10 +148,10 @@ class NanGuard(Callback):
             rank=trainer.global_rank,
             lr=trainer.optimizers[0].param_groups[0]["lr"],
             batch=batch_of(trainer.datamodule, step),  # type: ignore[attr-defined]
-            bad_gradients=[n for n, flag in zip(self.names, bad.tolist(), strict=True) if flag],
+            bad_gradients=[n for n, flag in zip(self.names, bad_norms, strict=True) if flag],
             parameters=len(self.names),
             norms_step=norms_step,
-            norms=None if sharded else dict(zip(self.names, self.finite.tolist(), strict=True)),
+            norms=None if sharded else dict(zip(self.names, self.last_good.tolist())),
             skipped=self.skipped,
         )
         if self.folder.writes:

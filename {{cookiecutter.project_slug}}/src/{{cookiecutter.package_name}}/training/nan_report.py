@@ -65,7 +65,7 @@ class NanReport:
     """Why training stopped, for nan.json and as text.
 
     Args:
-        what: what was not finite, in words.
+        what: what happened, in words; they go on with `at step ...`.
         step: the first optimizer step with it, from 1 on.
         rank: whose content `batch.digest` is of.
         lr: learning rate of that step's reading.
@@ -101,7 +101,7 @@ class NanReport:
         batch = self.batch
         first = ", ".join(map(str, batch.samples[:SHOWN]))
         lines = [
-            f"{self.what} was not finite at step {self.step} (epoch {batch.epoch}, lr {self.lr:.3g})",
+            f"{self.what} at step {self.step} (epoch {batch.epoch}, lr {self.lr:.3g})",
             f"batch:     samples {first}{' ...' * (len(batch.samples) > SHOWN)} of the training split "
             f"({len(batch.samples)}), content {batch.digest} on rank {self.rank}",
             f"gradients: {self._bad()}",
