@@ -31,7 +31,9 @@ class TrainableModule(lightning.LightningModule):
         total_steps: optimizer steps of the whole training, set before `fit` (the schedule needs it).
         shard: set by training/ for FSDP and tensor parallelism; splits the network over the devices.
         group_settings: each optimizer group's settings as the config gives them, set with the optimizer.
-        grad_norm: norm of the last step's gradient before clipping, on the device; None: not clipped.
+        grad_norm: norm of the last step's gradient before clipping, on the device; None: not known.
+        watch_gradients: set by training/; called with the norm of each trained parameter's gradient,
+            shape (parameters,), after backward and clipping and before the optimizer's step.
     """
 
     net: nn.Module
@@ -43,6 +45,7 @@ class TrainableModule(lightning.LightningModule):
         self.total_steps = 0
         self.grad_norm: Tensor | None = None
         self.group_settings: list[dict[str, Any]] = []
+        self.watch_gradients: Callable[[Tensor], None] | None = None
         self.eval_metrics: dict[str, MetricCollection] = {}
         self.shard: Callable[[TrainableModule, DeviceMesh], None] | None = None
 
@@ -191,4 +194,7 @@ class TrainableModule(lightning.LightningModule):
     ) -> None:
         # Lightning 2.6 refuses its own clipping beside a fused optimizer under bf16 autocast, where
         # nothing needs unscaling; so the clipping is ours, from optimizer.grad_clip.
-        self.grad_norm = clip_by_norm(self.parameters(), self.optimizer_options["grad_clip"])
+        limit = self.optimizer_options["grad_clip"]
+        self.grad_norm, norms = clip_by_norm(self.parameters(), limit)
+        if self.watch_gradients is not None:
+            self.watch_gradients(norms)

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -82,12 +83,34 @@ def build_schedule(optimizer: Optimizer, options: dict[str, Any], total_steps: i
     return LambdaLR(optimizer, factor)
 
 
-def clip_by_norm(parameters: Iterable[nn.Parameter], limit: float | None) -> torch.Tensor | None:
-    """Scale all gradients so that their joint norm is at most `limit`.
+def gradient_norms(parameters: list[nn.Parameter]) -> Tensor:
+    """The norm of each parameter's gradient, 0 where it has none; shape (len(parameters),).
 
-    Returns the norm before clipping, left on the device (reading it would make the CPU wait), or
-    None without a limit.
+    Left on the device: reading it would make the CPU wait. Of a sharded gradient only the part that
+    lies on this rank counts.
     """
-    if limit is None:
-        return None
-    return torch.nn.utils.clip_grad_norm_(list(parameters), limit)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    parts = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    # One kernel for many; clip_grad_norm_ uses it too.
+    found = iter(torch._foreach_norm(parts) if parts else ())
+    nothing = torch.zeros((), device=parameters[0].device)
+    return torch.stack([nothing if p.grad is None else next(found).float() for p in parameters])
+
+
+def clip_by_norm(
+    parameters: Iterable[nn.Parameter], limit: float | None
+) -> tuple[Tensor | None, Tensor]:
+    """Scale all gradients so that their joint norm is at most `limit` (None: leave them).
+
+    Returns the norm before clipping (None where nothing clips and shards would have to meet for it)
+    and the norms of `gradient_norms`, both left on the device.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    norms = gradient_norms(trained)
+    if any(isinstance(p, DTensor) for p in trained):
+        norm = None if limit is None else torch.nn.utils.clip_grad_norm_(trained, limit)
+        return norm, norms
+    norm = torch.linalg.vector_norm(norms)
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(trained, limit, norm)
+    return norm, norms

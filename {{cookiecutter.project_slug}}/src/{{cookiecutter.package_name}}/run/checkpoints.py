@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Checkpoints(Checkpoint):
     Args:
         saved_step: the step of the checkpoint in this folder that the run goes on from; what the
             index holds up to there is kept. None: the folder is new.
+        guard: called before each save; raises, on all ranks, when the state must not be kept.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Checkpoints(Checkpoint):
         writer: CheckpointWriter,
         retention: Retention,
         saved_step: int | None,
+        guard: Callable[[Trainer], None] | None = None,
     ) -> None:
+        self.guard = guard
         self.folder, self.writer, self.retention = folder, writer, retention
         self.saved = [] if saved_step is None else self._found(saved_step)
         self.under_way: dict[str, Any] | None = None  # its file is still being written
@@ -122,6 +126,8 @@ class Checkpoints(Checkpoint):
         """
         step = trainer.global_step
         if step != self.saved_step:
+            if self.guard is not None:
+                self.guard(trainer)
             self._commit()
             self.saved_step, file = step, f"step-{step:08d}.ckpt"
             trainer.save_checkpoint(self.folder.checkpoints / file, weights_only=False)

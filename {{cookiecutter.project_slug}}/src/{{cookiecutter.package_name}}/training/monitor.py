@@ -1,6 +1,5 @@
 """The loss, the pace and the progress line, without a device read outside the logging steps."""
 
-import math
 import resource
 import shutil
 import sys
@@ -13,10 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from ..environment.device import Device
-from ..errors import TrainingFailed
 from ..models.base import TrainableModule
 from ..run.folder import RunFolder
 from .choices import Choice
+from .nan_guard import NanGuard
 from .sharding import plain_tensor
 
 
@@ -25,13 +24,18 @@ class Monitor(Callback):
 
     Args:
         every: optimizer steps between two readings.
+        guard: asked at each reading; knows which steps were skipped.
         progress: bar, lines or none.
     """
 
-    def __init__(self, folder: RunFolder, device: Device, every: int, progress: str) -> None:
+    def __init__(
+        self, folder: RunFolder, device: Device, every: int, progress: str, guard: NanGuard
+    ) -> None:
         self.folder, self.device, self.every, self.progress = folder, device, every, progress
+        self.guard = guard
+        self.step_loss: Tensor | None = None  # of the micro batches of this step
         self.loss_sum: Tensor | None = None  # over the steps since the last reading
-        self.bad_step: Tensor | None = None  # the first step whose loss was not finite
+        self.losses = 0  # how many those are, without skipped ones
         self.samples = self.steps = self.last_step = 0  # since the last reading
         self.seconds = 0.0
         self.started = 0.0
@@ -42,9 +46,10 @@ class Monitor(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         """The loss since the last reading, of each rank: the next reading must be the same after a stop."""
-        if self.loss_sum is None:
+        if not self.steps:
             return
-        own = self.loss_sum.detach().reshape(1)
+        zero = torch.zeros((), device=module.device)
+        own = (zero if self.loss_sum is None else self.loss_sum.detach()).reshape(1)
         sums = [torch.empty_like(own) for _ in range(trainer.world_size)]
         if trainer.world_size > 1:
             torch.distributed.all_gather(sums, own)
@@ -52,6 +57,7 @@ class Monitor(Callback):
             sums = [own]
         checkpoint["reading"] = {
             "loss_sums": torch.cat(sums).cpu(),
+            "losses": self.losses,
             "samples": self.samples,
             "steps": self.steps,
             "seconds": self.seconds + time.perf_counter() - self.started,
@@ -67,7 +73,7 @@ class Monitor(Callback):
             sums = self.found["loss_sums"].to(module.device)
             alike = len(sums) == trainer.world_size
             self.loss_sum = sums[trainer.global_rank] if alike else sums.mean()
-            self.bad_step = torch.full_like(self.loss_sum, math.inf)
+            self.losses = self.found.get("losses", self.found["steps"])
             self.samples, self.steps = self.found["samples"], self.found["steps"]
             self.seconds, self.found = self.found["seconds"], {}
 
@@ -80,15 +86,18 @@ class Monitor(Callback):
     ) -> None:
         self.epoch = trainer.current_epoch
         loss = outputs["loss"]  # Lightning has divided it by the accumulation already
-        self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
-        step = torch.full_like(loss, trainer.global_step)
-        step = torch.where(torch.isfinite(loss), math.inf, step)
-        self.bad_step = step if self.bad_step is None else torch.minimum(self.bad_step, step)
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         self.samples += module.samples_in(batch) * trainer.world_size
         if trainer.global_step == self.last_step:
             return  # in the middle of an accumulation
         self.last_step = trainer.global_step
         self.steps += 1
+        if not self.guard.last_skipped:
+            self.losses += 1
+            self.loss_sum = (
+                self.step_loss if self.loss_sum is None else self.loss_sum + self.step_loss
+            )
+        self.step_loss = None
         if self.last_step % self.every == 0 or self.last_step == trainer.max_steps:
             self._read(trainer, module)
 
@@ -119,17 +128,14 @@ class Monitor(Callback):
 
     def _read(self, trainer: Trainer, module: TrainableModule) -> None:
         """The one place that waits for the device."""
-        assert self.loss_sum is not None and self.bad_step is not None
-        loss = float(trainer.strategy.reduce(self.loss_sum / self.steps, reduce_op="mean"))
-        if not math.isfinite(loss):
-            first = int(trainer.strategy.reduce(self.bad_step, reduce_op="min"))
-            raise TrainingFailed(
-                f"the training loss was not finite at step {first}: lower optimizer.lr, warm up longer, "
-                "or look at that batch"
-            )
+        self.guard.check(trainer)
+        values: dict[str, float] = {}
+        if self.loss_sum is not None and self.losses:  # not all were skipped
+            mean = trainer.strategy.reduce(self.loss_sum / self.losses, reduce_op="mean")
+            values["train_loss"] = float(mean)
         self._stop_clock()
         self.window.append((self.seconds, self.samples, self.steps))
-        values = {"train_loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         if module.grad_norm is not None:
             values["grad_norm"] = float(plain_tensor(module.grad_norm))
         values["samples_per_s"] = self.samples / self.seconds
@@ -141,10 +147,14 @@ class Monitor(Callback):
             epochs=round(trainer.global_step / per_epoch, 3),
             **self.pace(module, trainer),
         )
-        self.loss_sum = self.bad_step = None
-        self.samples = self.steps = 0
+        self.loss_sum = None
+        self.samples = self.steps = self.losses = 0
         self.seconds = 0.0
         self.started = time.perf_counter()
+
+    def check_finite(self, trainer: Trainer) -> None:
+        """Before a checkpoint: raise TrainingFailed on all ranks if NaN or Inf has been met."""
+        self.guard.check_state(trainer)
 
     def pace(self, module: TrainableModule, trainer: Trainer) -> dict[str, Any]:
         """Throughput, MFU and peak memory so far; the first reading (warm-up) counts only alone."""

@@ -19,6 +19,7 @@ from ..errors import Refused
 PROGRESS = ("auto", "bar", "lines", "none")
 SWITCH = ("auto", True, False)
 MODES = ("min", "max")
+ON_NAN = ("stop", "skip")
 COUNTS = (
     "max_steps",
     "max_epochs",
@@ -65,6 +66,9 @@ class TrainSettings:
     keep_every_steps: int | None = None  # those at multiples of this step stay for good
     monitor: str = MISSING  # the validation metric that decides which checkpoint is best
     monitor_mode: str = "min"
+    # A loss or gradient that is not finite: stop, and say where it came from; or skip that step, at
+    # the price of a device read at every step (more than 10 skipped in a row stop too).
+    on_nan: str = "stop"
     test: bool = True  # evaluate the best checkpoint on the test split at the end
 
     # how much at once
@@ -185,7 +189,7 @@ def check(config: DictConfig) -> None:
     for key in COUNTS:
         if config[key] is not None and config[key] < 1:
             raise Refused(f"{key}={config[key]}: it takes a whole number from 1 on")
-    words = {"progress": PROGRESS, "compile": SWITCH, "monitor_mode": MODES}
+    words = {"progress": PROGRESS, "compile": SWITCH, "monitor_mode": MODES, "on_nan": ON_NAN}
     for key, allowed in {**words, "checkpoint_async": SWITCH}.items():
         if config[key] not in allowed:
             choices = ", ".join(str(word).lower() for word in allowed)

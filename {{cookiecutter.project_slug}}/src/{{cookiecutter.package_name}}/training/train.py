@@ -35,6 +35,7 @@ from .detach import detach, tell_run
 from .finish import finish
 from .machine import Machine, fit_to_model, look_around
 from .monitor import Monitor
+from .nan_guard import NanGuard
 from .network import lightning_precision, prepare_network
 from .position import Position
 from .precision import apply_precision
@@ -175,7 +176,8 @@ def _train(job: Job, signals: Signals) -> int:
 
 
 def _fail(folder: RunFolder, error: BaseException) -> None:
-    folder.update_summary(status="failed", reason=f"{type(error).__name__}: {error}")
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]  # the rest is printed
+    folder.update_summary(status="failed", reason=reason)
     finish_loggers(1)
 
 
@@ -258,9 +260,11 @@ def _fit(job: Job, signals: Signals) -> None:
         config.checkpoint_every_steps,
         config.keep_every_steps,
     )
-    checkpoints = Checkpoints(folder, writer, retention, start.step if in_place else None)
+    guard = NanGuard(folder, config.on_nan)
     progress = choose_progress(config.progress)
-    monitor = Monitor(folder, machine.device, config.log_every_steps, progress)
+    monitor = Monitor(folder, machine.device, config.log_every_steps, progress, guard)
+    saved_step = start.step if in_place else None
+    checkpoints = Checkpoints(folder, writer, retention, saved_step, monitor.check_finite)
     position = Position(
         config.seed,
         machine.ranks.rank,
@@ -281,6 +285,7 @@ def _fit(job: Job, signals: Signals) -> None:
         loggers=[metrics, *([logger] if logger else [])],
         callbacks=[
             SyncBuffers(),
+            guard,
             position,
             monitor,
             CompileWatch(folder),
