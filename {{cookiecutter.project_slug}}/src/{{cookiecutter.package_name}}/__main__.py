@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VERBS = {
     "train": ("training.train", "train, then evaluate on the test split"),
     "evaluate": ("training.evaluate", "evaluate a run's checkpoint: run=<folder>"),
+    "export": ("delivery.export", "write a run's checkpoint as one plain file: run=<folder>"),
 }
 
 

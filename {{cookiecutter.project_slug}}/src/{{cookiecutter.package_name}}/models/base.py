@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric, MetricCollection
 
 from ..errors import Refused
-from .optimizer import build_optimizer, build_schedule, check_options, clip_by_norm
+from .optimizer import build_optimizer, build_schedule, check_options, clip_by_norm, name_state
 
 Batch = tuple[Tensor, Tensor]
 
@@ -166,10 +166,14 @@ class TrainableModule(lightning.LightningModule):
         self._finish("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out what Transformer Engine adds: the keys are the same under every precision."""
+        """The same keys under every precision and strategy: without what Transformer Engine adds,
+        and with the optimizer's state by name."""
         weights = checkpoint["state_dict"]
         for key in [key for key in weights if key.endswith("_extra_state")]:
             del weights[key]
+        if "optimizer_states" in checkpoint:
+            states = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
+            checkpoint["optimizer_states"] = [name_state(state, o, self) for state, o in states]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # A fused optimizer unscales fp16 gradients inside its step, after clipping has looked at them.

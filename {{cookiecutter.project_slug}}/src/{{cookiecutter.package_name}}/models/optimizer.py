@@ -66,6 +66,31 @@ def build_optimizer(module: nn.Module, options: dict[str, Any], fused: bool) -> 
     return optimizer
 
 
+def name_state(state: dict[str, Any], optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
+    """An optimizer's saved state with the parameters' names in place of their numbers.
+
+    Numbers mean the order in the optimizer on one device, and the order in the model under FSDP: a
+    file with numbers goes on under the wrong parameters. Names load everywhere, torch's own
+    optimizers included.
+
+    Args:
+        state: what `optimizer` saved, in any of these forms; empty on ranks that save nothing.
+    """
+    if not state:
+        return state
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    saved = [key for group in state["param_groups"] for key in group["params"]]
+    name_of = dict(zip(saved, order, strict=True))
+    return {
+        "state": {name_of[key]: value for key, value in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [name_of[key] for key in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
 def build_schedule(optimizer: Optimizer, options: dict[str, Any], total_steps: int) -> LambdaLR:
     """Linear warm-up, then the decay to `min_lr_ratio` that ends with the last step."""
     warmup, floor = options["warmup_steps"], options["min_lr_ratio"]

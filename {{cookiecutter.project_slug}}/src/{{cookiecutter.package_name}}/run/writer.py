@@ -11,6 +11,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from .convert import read_whole
+
 
 class CheckpointWriter(TorchCheckpointIO):
     """Writes a plain checkpoint beside its place and renames it, so that a kill never leaves half a file.
@@ -40,6 +42,13 @@ class CheckpointWriter(TorchCheckpointIO):
         copy = to_host(checkpoint)
         self.thread = threading.Thread(target=self._write, args=(copy, Path(path)))
         self.thread.start()
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """A folder is a sharded checkpoint; FSDP reads it by itself, any other strategy the whole."""
+        if Path(path).is_dir():
+            return read_whole(Path(path))
+        content: dict[str, Any] = super().load_checkpoint(path, *args, **options)
+        return content
 
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         try:

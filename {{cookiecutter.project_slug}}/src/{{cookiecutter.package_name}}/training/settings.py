@@ -120,10 +120,27 @@ class EvaluateSettings:
     data_folder: str | None = None  # where the data lies here, if elsewhere than in training
 
 
+@dataclass
+class ExportSettings:
+    """Every key of `export`."""
+
+    run: str = MISSING  # the run folder
+    checkpoint: str = "best"  # best, last, or a file
+    format: str = "checkpoint"  # checkpoint: one plain file, which loads without this project
+    output: str | None = None  # the file to write; null: <run>/export/step-<step>.ckpt
+    weights_only: bool = False  # leave out the optimizer and where training was
+
+
+SETTINGS: dict[str, type] = {
+    "train": TrainSettings,
+    "evaluate": EvaluateSettings,
+    "export": ExportSettings,
+}
+
+
 def near(verb: str, word: str) -> str | None:
     """The key or group of a verb that a misspelled top-level key probably means."""
-    settings = TrainSettings if verb == "train" else EvaluateSettings
-    known = [entry.name for entry in fields(settings)] + ["debug"] * (verb == "train")
+    known = [entry.name for entry in fields(SETTINGS[verb])] + ["debug"] * (verb == "train")
     key = word.lstrip("+~").split("=")[0]
     if "." in key or key in known:
         return None
@@ -136,6 +153,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="settings", node=TrainSettings, package="_global_")
     store.store(name="evaluate_settings", node=EvaluateSettings, package="_global_")
+    store.store(name="export_settings", node=ExportSettings, package="_global_")
 
 
 def check_keys(config: DictConfig, known: type) -> None:
