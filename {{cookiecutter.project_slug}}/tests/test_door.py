@@ -146,15 +146,13 @@ def test_paths_are_typed_as_they_are_and_kept_absolute(
     assert not list((tmp_path / "elsewhere").iterdir()), "it made the data again where it stood"
 
 
-def test_ctrl_c_is_said_and_exits_with_130(
-    command: Command, data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_second_ctrl_c_stops_at_once(command: Command, data_dir: Path, tmp_path: Path) -> None:
     code = (
         # A job that a shell started in the background ignores Ctrl-C until told otherwise.
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from {{ cookiecutter.package_name }}.training.monitor import Monitor; "
-        "read = Monitor._read; "
-        "Monitor._read = lambda *a: (read(*a), os.kill(os.getpid(), signal.SIGINT)); "
+        "read = Monitor._read; stop = lambda: os.kill(os.getpid(), signal.SIGINT); "
+        "Monitor._read = lambda *a: (read(*a), stop(), stop()); "
         "from {{ cookiecutter.package_name }}.__main__ import main; sys.exit(main())"
     )
     words = [

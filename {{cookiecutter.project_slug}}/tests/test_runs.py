@@ -62,15 +62,6 @@ def test_evaluate_refuses_what_is_not_there(
     assert "run=..." in capfd.readouterr().err
 
 
-def test_a_used_run_folder_is_not_overwritten(
-    runs: dict[str, Path], door: Door, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = (runs["vision"] / "summary.json").read_text()
-    assert door("train", *SHORT["vision"], f"run_dir={runs['vision']}") == 2
-    assert "holds a run already" in capfd.readouterr().err
-    assert (runs["vision"] / "summary.json").read_text() == before
-
-
 def test_two_runs_of_one_seed_are_equal(runs: dict[str, Path], door: Door, tmp_path: Path) -> None:
     """Also with loader workers: order and augmentation follow from seed, epoch and index alone."""
     assert door("train", *SHORT["vision"], "num_workers=2", f"run_dir={tmp_path}/again") == 0

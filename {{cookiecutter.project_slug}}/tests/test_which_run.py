@@ -57,7 +57,7 @@ def test_the_same_command_goes_on_with_the_newest_unfinished_run(
 
 
 @pytest.mark.parametrize(
-    "word", ["seed=2", "optimizer.lr=0.1", "resume=never", "data.augment=light"]
+    "word", ["seed=2", "optimizer.lr=0.1", "resume=never", "data.augment=none"]
 )
 def test_another_wish_is_another_run(word: str, run: Path, door: Door) -> None:
     assert door("train", *TRAIN, f"runs_dir={run.parent.parent}", word, "stop_at=1") == 75
@@ -127,7 +127,8 @@ def test_a_branch_may_differ_and_uses_its_own_rate(run: Path, door: Door, tmp_pa
     after = torch.load(tmp_path / "branch/checkpoints/step-00000004.ckpt", weights_only=True)
     weights = [k for k, v in before["state_dict"].items() if k.endswith("weight") and v.ndim == 4]
     assert all(torch.equal(before["state_dict"][k], after["state_dict"][k]) for k in weights)
-    assert after["optimizer_states"][0]["state"][0]["step"] == 4, "the moments came along"
+    moments = next(iter(after["optimizer_states"][0]["state"].values()))
+    assert moments["step"] == 4, "the moments came along"
 
 
 @pytest.mark.parametrize("word", ["gone", "manifest.json"])
@@ -175,11 +176,13 @@ def test_a_live_run_is_not_entered(
 
 
 def test_a_sweep_goes_on_trial_by_trial(command: Command, data_dir: Path, tmp_path: Path) -> None:
-    words = [*TRAIN, f"data_dir={data_dir}", f"runs_dir={tmp_path}", "-m", "seed=1,2", "devices=2"]
-    assert command("train", *words, "stop_at=2", cwd=tmp_path).returncode == 75
-    assert command("train", *words, cwd=tmp_path).returncode == 0
-    found = [summary(run) for run in (tmp_path / "vision").iterdir()]
-    assert [(run["status"], run["steps"]) for run in found] == [("finished", 4)] * 2
+    words = ["-m", *TRAIN, f"data_dir={data_dir}", f"runs_dir={tmp_path}", "devices=2"]
+    assert command("train", *words, "seed=1,2", "stop_at=2", cwd=tmp_path).returncode == 75
+    assert command("train", *words, "seed=2", cwd=tmp_path).returncode == 0
+    runs = (tmp_path / "vision").iterdir()
+    found = {json.loads((run / "manifest.json").read_text())["seed"]: summary(run) for run in runs}
+    assert {seed: run["steps"] for seed, run in found.items()} == {1: 2, 2: 4}
+    assert found[2]["status"] == "finished"
 
 
 def processes(mark: str) -> list[int]:
@@ -193,7 +196,7 @@ def processes(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("whom", ["rank 0", "rank 1", "all"])
+@pytest.mark.parametrize("whom", ["rank 1", "all"])
 def test_a_signal_to_any_rank_stops_all(whom: str, data_dir: Path, tmp_path: Path) -> None:
     """Two ranks that Lightning starts, with loader workers; the second signal harms nothing."""
     run = tmp_path / "run"
@@ -212,7 +215,7 @@ def test_a_signal_to_any_rank_stops_all(whom: str, data_dir: Path, tmp_path: Pat
         if whom == "all":
             os.killpg(process.pid, signal.SIGTERM)
         else:
-            os.kill(process.pid if whom == "rank 0" else min(ranks), signal.SIGTERM)
+            os.kill(min(ranks), signal.SIGTERM)
     assert process.wait(timeout=120) == 75
     assert summary(run)["status"] == "preempted"
     assert not processes(str(run))
@@ -236,14 +239,14 @@ def test_detached_training_outlives_its_terminal(
 
 def test_a_lost_terminal_does_not_end_training(data_dir: Path, tmp_path: Path) -> None:
     """SIGHUP, and a pipe that nobody reads any more: what would have been printed is in the folder."""
-    words = [*TRAIN, "max_steps=40", f"data_dir={data_dir}", f"run_dir={tmp_path}/run"]
+    words = [*TRAIN, "max_steps=15", f"data_dir={data_dir}", f"run_dir={tmp_path}/run"]
     process = subprocess.Popen(
         [sys.executable, "-m", PACKAGE, "train", *words],
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
-    assert any(b"step  2/40" in line for line in process.stdout)
+    assert any(b"step  2/15" in line for line in process.stdout)
     process.stdout.close()
     process.send_signal(signal.SIGHUP)
     assert process.wait(timeout=120) == 0
