@@ -4,13 +4,15 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Door
+from conftest import Command, Door
 
 from {{ cookiecutter.package_name }}.models.classifier import ImageClassifier
 
@@ -149,3 +151,31 @@ def test_a_signal_stops_at_the_next_step_and_nothing_is_lost(
     assert signal.Signals(number).name in found["reason"]
     assert door("train", *TRAIN, f"run_dir={run}") == 0
     assert_equal_runs(whole, run)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_under_another_launcher(
+    command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    """Stopped in mid-epoch under torchrun, gone on under Lightning's launcher, with other workers."""
+    words = [*TRAIN, "devices=2", f"data_dir={data_dir}"]
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=2")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert command("train", *words, f"run_dir={whole}", cwd=tmp_path).returncode == 0
+    stop = [*words, f"run_dir={run}", "stop_at=4", "num_workers=1"]
+    assert command("train", *stop, launcher=torchrun, cwd=tmp_path).returncode == 1, "torchrun's"
+    assert summary(run)["status"] == "preempted" and summary(run)["world_size"] == 2
+    assert command("train", *words, f"run_dir={run}", cwd=tmp_path).returncode == 0
+    assert_equal_runs(whole, run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_again_and_again_equals_not_killed(tmp_path: Path) -> None:
+    """A short drill; `python tests/kill_drill.py` is the long one."""
+    drill = [sys.executable, str(Path(__file__).with_name("kill_drill.py")), "--times", "6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*drill, "--keep", tmp_path], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
