@@ -1,12 +1,9 @@
 """Which run a command goes on with: by name, by folder, by what it asks for, and never the wrong one."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -183,72 +180,3 @@ def test_a_sweep_goes_on_trial_by_trial(command: Command, data_dir: Path, tmp_pa
     found = {json.loads((run / "manifest.json").read_text())["seed"]: summary(run) for run in runs}
     assert {seed: run["steps"] for seed, run in found.items()} == {1: 2, 2: 4}
     assert found[2]["status"] == "finished"
-
-
-def processes(mark: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "cmdline").read_text():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.mark.parametrize("whom", ["rank 1", "all"])
-def test_a_signal_to_any_rank_stops_all(whom: str, data_dir: Path, tmp_path: Path) -> None:
-    """Two ranks that Lightning starts, with loader workers; the second signal harms nothing."""
-    run = tmp_path / "run"
-    words = [*TRAIN, "devices=2", "num_workers=1", "max_steps=500", "validate_every_steps=null"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", PACKAGE, "train", *words, f"data_dir={data_dir}", f"run_dir={run}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    end = time.monotonic() + 120
-    while not (run / "metrics.csv").exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    others = [p for p in processes(str(run)) if os.getsid(p) == process.pid and p != process.pid]
-    ranks = [p for p in others if f"LOCAL_RANK={1}" in Path(f"/proc/{p}/environ").read_text()]
-    for _ in range(2):
-        if whom == "all":
-            os.killpg(process.pid, signal.SIGTERM)
-        else:
-            os.kill(min(ranks), signal.SIGTERM)
-    assert process.wait(timeout=120) == 75
-    assert summary(run)["status"] == "preempted"
-    assert not processes(str(run))
-    index = json.loads((run / "checkpoints/index.json").read_text())
-    assert index["checkpoints"][-1]["step"] == summary(run)["steps"]
-
-
-def test_detached_training_outlives_its_terminal(
-    command: Command, data_dir: Path, tmp_path: Path
-) -> None:
-    words = [*TRAIN, f"data_dir={data_dir}", f"run_dir={tmp_path}/run", "detach=true"]
-    started = command("train", *words, cwd=tmp_path)
-    assert started.returncode == 0 and "tail -f run/output.log" in started.stdout
-    end = time.monotonic() + 120
-    while processes(f"{tmp_path}/run") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert summary(tmp_path / "run")["status"] == "finished"
-    assert "test_loss" in (tmp_path / "run" / "output.log").read_text()
-    assert command("train", *words, "no_such_key=1", cwd=tmp_path).returncode == 2
-
-
-def test_a_lost_terminal_does_not_end_training(data_dir: Path, tmp_path: Path) -> None:
-    """SIGHUP, and a pipe that nobody reads any more: what would have been printed is in the folder."""
-    words = [*TRAIN, "max_steps=15", f"data_dir={data_dir}", f"run_dir={tmp_path}/run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", PACKAGE, "train", *words],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert any(b"step  2/15" in line for line in process.stdout)
-    process.stdout.close()
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=120) == 0
-    assert summary(tmp_path / "run")["status"] == "finished"
-    assert "test_loss" in (tmp_path / "run" / "output.log").read_text()
