@@ -33,7 +33,7 @@ TRAIN = [
     "precision=fp32",
     "keep_last=9",
 ]
-TIMES = {"samples_per_s"}
+TIMES = {"samples_per_s", "tokens_per_s"}
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -101,6 +101,17 @@ def test_stopped_and_gone_on_equals_not_stopped(
         assert summary(run)["status"] == "preempted" and summary(run)["steps"] == step
     assert door("train", *TRAIN, *words, f"run_dir={run}") == 0
     assert_equal_runs(whole, run)
+
+
+def test_text_too(door: Door, tmp_path: Path) -> None:
+    """Dropout's masks and the windows into the text follow from seed and step as well."""
+    words = ["experiment=language", "model.layers=2", "model.width=64", "model.dropout=0.1"]
+    words += [*TRAIN[TRAIN.index(f"max_steps={STEPS}") :], "batch_size=4", "sample_prompt=null"]
+    for name, stops in {"whole": [], "run": [4, 5]}.items():
+        for step in stops:
+            assert door("train", *words, f"run_dir={tmp_path}/{name}", f"stop_at={step}") == 75
+        assert door("train", *words, f"run_dir={tmp_path}/{name}") == 0
+    assert_equal_runs(tmp_path / "whole", tmp_path / "run")
 
 
 def signal_in(monkeypatch: pytest.MonkeyPatch, method: str, call: int, number: int) -> None:
