@@ -13,7 +13,7 @@ from cases import HARD
 from conftest import make
 from tools import run
 
-pytestmark = [pytest.mark.project, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.project, pytest.mark.timeout(1800)]
 SUMMARY_KEYS = {
     *("status", "steps", "epochs", "metrics", "throughput", "mfu", "peak_memory_gib"),
     *("precision", "strategy", "loader", "device", "world_size"),
@@ -86,7 +86,7 @@ def test_own_tests(project: Path, project_env: Path, capsys: pytest.CaptureFixtu
     """All of them once; with hard names again those that meet names: commands, files, locks."""
     hard = project.name == HARD["project_slug"]
     quick = ["ARGS=tests/test_door.py tests/test_runs.py tests/test_lock.py"] if hard else []
-    printed = make(project, "test", project_env, *quick, timeout=1100)
+    printed = make(project, "test", project_env, *quick, timeout=1700)
     counted = [line for line in printed.splitlines() if " passed" in line]
     assert counted
     # What was skipped there, and why, is said here too.

@@ -10,6 +10,10 @@ import pytest
 
 from {{ cookiecutter.package_name }}.__main__ import main
 
+# One thread a process: tests that run side by side, and two ranks of a run, stall each other on a
+# small machine otherwise. Before torch is imported, which reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PACKAGE = "{{ cookiecutter.package_name }}"
 Door = Callable[..., int]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -57,12 +61,8 @@ def command() -> Command:
     def call(
         *words: str, launcher: tuple[str, ...] = (sys.executable,), cwd: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        # One thread a process: two ranks with two threads each stall each other on a small machine.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         line = [*launcher, "-m", PACKAGE, *words]
-        return subprocess.run(
-            line, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
-        )
+        return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=600)
 
     return call
 
