@@ -8,8 +8,8 @@ from pathlib import Path
 
 # Environment variables that change results, speed or placement. Anything else may hold a secret.
 _TELLING = re.compile(
-    r"(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|KMP|OPENBLAS|TORCH|TORCHINDUCTOR|PYTORCH|NVIDIA|NVTE)_\w+"
-    r"|PYTHONHASHSEED|LD_PRELOAD|SLURM_JOB_ID|WANDB_MODE|IMAGE_(REF|DIGEST)"
+    r"(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|TORCHINDUCTOR|PYTORCH|NVIDIA|NVTE)_\w+"
+    r"|KMP_(AFFINITY|BLOCKTIME)|PYTHONHASHSEED|LD_PRELOAD|SLURM_JOB_ID|WANDB_MODE|IMAGE_(REF|DIGEST)"
 )
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 # Those of them that change numbers; `reproduce` sets them as they were.
