@@ -52,7 +52,7 @@ def _check(state: dict[str, Any], project: Path) -> None:
         raise Refused(
             f"the run's code is not known to git ({why}); --here runs today's code instead"
         )
-    found = git(project, "cat-file", "-e", f"{commit}^{{commit}}")
+    found = git(project, "cat-file", "-e", commit + "^{commit}")
     if found.returncode == 0:
         return
     if git(project, "rev-parse", "HEAD").returncode != 0:
