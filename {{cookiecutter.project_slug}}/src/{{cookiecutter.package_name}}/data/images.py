@@ -52,19 +52,21 @@ class ImageDataset(BatchDataset):
 
     def counts(self) -> dict[str, int]:
         """Images, and how many of each class."""
-        classes = Counter(os.fsdecode(path).split(os.sep)[-2] for path in self.paths)
-        return {"samples": len(self), **{f"class {name}": n for name, n in sorted(classes.items())}}
+        classes = Counter(os.path.basename(os.path.dirname(path)) for path in self.paths.tolist())
+        named = {f"class {os.fsdecode(name)}": n for name, n in sorted(classes.items())}
+        return {"samples": len(self), **named}
 
     def digest(self) -> str:
         """Of every file's class and name, 4,096 files' sizes, and blocks of 64 files."""
-        paths = [Path(os.fsdecode(path)) for path in self.paths]
+        paths: list[bytes] = self.paths.tolist()
         digest = hashlib.blake2b(digest_size=8)
         for path in paths:
-            digest.update(os.fsencode(f"{path.parent.name}/{path.name}\n"))
+            folder, name = os.path.split(path)
+            digest.update(os.path.basename(folder) + b"/" + name + b"\n")
         for path in spread(paths, 4096):
-            digest.update(f"{path.stat().st_size}\n".encode())
+            digest.update(f"{os.stat(path).st_size}\n".encode())
         for path in spread(paths, 64):
-            digest.update(sampled_blocks(path, 4))
+            digest.update(sampled_blocks(Path(os.fsdecode(path)), 4))
         return digest.hexdigest()
 
     def _image(self, epoch: int, index: int) -> Tensor:
