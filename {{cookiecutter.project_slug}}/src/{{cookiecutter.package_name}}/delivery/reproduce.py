@@ -13,7 +13,7 @@ from typing import Any
 
 from ..environment.folders import project_root, shown
 from ..environment.software import NUMERIC
-from ..errors import FAILED, INTERRUPTED, OK, PAUSED, USAGE, Refused
+from ..errors import FAILED, INTERRUPTED, OK, PAUSED, Refused
 
 # Where the run lies and how it is shown is ours to say; the rest is as it was.
 _OURS = ("name", "run_dir", "runs_dir", "data_dir", "resume", "stop_at", "detach", "logger")
@@ -55,9 +55,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> dict[str, Any]:
-    from . import differences  # torch comes with it, and --help must answer at once
+    """Run it again; what is to be printed as JSON, with the exit code under `exit`."""
     from .code_tree import code_tree, words_for
-    from .compare import compare, read_metrics
+    from .compare import read_metrics
 
     run = options.run.expanduser().absolute()
     manifest, summary = _read(run, "manifest.json"), _read(run, "summary.json")
@@ -66,33 +66,37 @@ def _reproduce(options: argparse.Namespace) -> dict[str, Any]:
     output = _output(options.output or run / "reproduced")
     whole = f"{summary['status']} at step {summary.get('steps')}, {words_for(manifest['git'])}"
     print(f"{'run:':<15} {shown(run)} ({whole})", flush=True)
-    project = project_root()
-    tree = (
-        nullcontext(project) if options.here else code_tree(manifest["git"], project, options.keep)
-    )
-    with tree as place:
+    root, tree = project_root(), manifest["git"]
+    with nullcontext(root) if options.here else code_tree(tree, root, options.keep) as place:
         overrides, facts = _overrides(manifest, summary, run, last_step, output)
-        found = _before(manifest, facts, place, options.here)
+        found = _before(manifest, facts, None if options.here else place)
         for difference in found:
             print(difference, flush=True)
         code = _train(place, manifest, overrides)
-    if not (output / "metrics.csv").is_file():
-        return {"exit": code if code == USAGE else FAILED, "differences": _plain(found)}
-    again = _read(output, "manifest.json")
-    later = [*_settings(run, output), *differences.run_differences(manifest, again)]
+    report = {"exit": code, "run": str(run), "reproduced": str(output)}
+    if not (output / "metrics.csv").is_file():  # refused, or it failed at once
+        return {**report, "exit": code or FAILED, "differences": _plain(found), "verdict": None}
+    later, verdict = _judge(run, output, there, options.tolerance, last_step)
+    ended = code in (OK, PAUSED) or summary["status"] == "failed"
+    end = "" if ended else f"; but it ended with code {code}"
+    print(f"{'reproduced:':<15} {shown(output)}\n{'verdict:':<15} {verdict}{end}", flush=True)
+    report["exit"] = FAILED if verdict.word == "differs" or not ended else OK
+    found += later
+    return {**report, "differences": _plain(found), "verdict": dataclasses.asdict(verdict)}
+
+
+def _judge(
+    run: Path, output: Path, there: dict[Any, str], tolerance: float, last_step: int | None
+) -> tuple[list[Any], Any]:
+    """What turned out to differ besides the machine, and how the metrics compare."""
+    from .compare import compare, read_metrics
+    from .differences import run_differences
+
+    manifests = _read(run, "manifest.json"), _read(output, "manifest.json")
+    later = [*_settings(run, output), *run_differences(*manifests)]
     for difference in later:
         print(difference, flush=True)
-    verdict = compare(there, read_metrics(output / "metrics.csv"), options.tolerance, last_step)
-    ended = code in (OK, PAUSED) or summary["status"] == "failed"
-    end = "" if ended else f"; but the run ended with code {code}"
-    print(f"{'reproduced:':<15} {shown(output)}\n{'verdict:':<15} {verdict}{end}", flush=True)
-    return {
-        "exit": FAILED if verdict.word == "differs" or not ended else OK,
-        "run": str(run),
-        "reproduced": str(output),
-        "verdict": dataclasses.asdict(verdict),
-        "differences": _plain([*found, *later]),
-    }
+    return later, compare(there, read_metrics(output / "metrics.csv"), tolerance, last_step)
 
 
 def _plain(found: list[Any]) -> list[dict[str, str]]:
@@ -177,19 +181,19 @@ def _key(word: str) -> str:
     return word.lstrip("+~").split("=")[0].split(".")[0]
 
 
-def _before(manifest: dict[str, Any], facts: dict[str, Any], tree: Path, here: bool) -> list[Any]:
-    """What differs before anything runs, heaviest first."""
+def _before(manifest: dict[str, Any], facts: dict[str, Any], tree: Path | None) -> list[Any]:
+    """What differs before anything runs, heaviest first. `tree`: the recorded code; None: today's."""
     from ..run.identity import code_fingerprint
     from .code_tree import lost_files
     from .differences import Difference, attempt_differences, by_weight, machine_differences
 
     facts["cpu"] = {**facts["cpu"], "threads": manifest["cpu"]["threads"]}  # we set them so
     found = [*machine_differences(manifest, facts), *attempt_differences(manifest)]
-    code = code_fingerprint(tree / "src" / __name__.split(".")[0])
+    code = code_fingerprint(tree / "src" / __name__.split(".")[0] if tree else None)
     if code != manifest["code"]:
-        why = "--here: today's code" if here else "git does not bring all of it back"
+        why = "git does not bring all of it back" if tree else "--here: today's code"
         found.append(Difference("heavy", "code", manifest["code"], code, why))
-    lost = [] if here else lost_files(manifest["git"])
+    lost = lost_files(manifest["git"]) if tree else []
     if lost:
         names = ", ".join(lost[:5])
         why = "untracked and large, or no text: the manifest keeps names only"

@@ -45,8 +45,8 @@ def git_state(folder: Path) -> dict[str, Any]:
         return {"commit": None, "reason": complaint(commit)}
     # The user's own settings (colours, prefixes, an external diff) would make it unfit for apply.
     plain = ["--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"]
-    prefixes = ["--src-prefix=a/", "--dst-prefix=b/", "--no-relative"]
-    diff = git(folder, "diff", *plain, *prefixes, "HEAD", "--", ".")
+    prefixes = ["--src-prefix=a/", "--dst-prefix=b/"]
+    diff = git(folder, "-c", "diff.relative=false", "diff", *plain, *prefixes, "HEAD", "--", ".")
     others = git(folder, "ls-files", "-z", "--others", "--exclude-standard")
     for answer in (diff, others):
         if answer.returncode != 0:
