@@ -91,7 +91,8 @@ def test_what_git_cannot_say_is_said(
     with monkeypatch.context() as patch:
         patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
         patch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-        assert "ownership" in git_state(project)["reason"]
+        reason = git_state(project)["reason"]
+        assert "ownership" in reason and "git config --global --add safe.directory" in reason
     assert "not a git repository" in git_state(tmp_path)["reason"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(project) == {"commit": None, "reason": "git is not installed"}

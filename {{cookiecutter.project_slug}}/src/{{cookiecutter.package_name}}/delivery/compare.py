@@ -33,7 +33,7 @@ class Verdict:
     relative: float = 0.0
 
     def __str__(self) -> str:
-        size = f"{self.values} values at {self.steps} steps"
+        size = f"{self.values} values at {self.steps} step{'s' * (self.steps != 1)}"
         if self.word == "identical":
             return f"identical ({size})"
         at = f"{self.column} at step {self.step}: {self.there} there, {self.here} here"

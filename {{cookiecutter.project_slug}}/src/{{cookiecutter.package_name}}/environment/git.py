@@ -28,9 +28,10 @@ def git(
 
 
 def complaint(answer: "subprocess.CompletedProcess[bytes]") -> str:
-    """The first line of what git had to say."""
-    lines = answer.stderr.decode(errors="replace").strip().splitlines()
-    return lines[0] if lines else f"git ended with {answer.returncode}"
+    """The first line of what git had to say, and the command that it advises."""
+    lines = [line.strip() for line in answer.stderr.decode(errors="replace").splitlines()]
+    advice = [line for line in lines if line.startswith("git config")]  # a folder of another owner
+    return "; ".join([*lines[:1], *advice[:1]]) or f"git ended with {answer.returncode}"
 
 
 def git_state(folder: Path) -> dict[str, Any]:
