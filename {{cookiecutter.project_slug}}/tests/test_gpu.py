@@ -136,3 +136,14 @@ def test_fsdp_on_the_gpu(
     assert result.returncode == 0, result.stderr
     loss = summary(tmp_path / "run")["metrics"]["val_loss"]
     assert loss == pytest.approx(summary(fp32)["metrics"]["val_loss"], rel=0.1)
+
+
+def test_a_deterministic_run_is_reproduced(door: Door, tmp_path: Path, capfd: Any) -> None:
+    run = tmp_path / "run"
+    words = [*TOY, "max_steps=20", "log_every_steps=5", "deterministic=true", f"run_dir={run}"]
+    assert door("train", *words) == 0
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert len(manifest["device"]["names"]) == torch.cuda.device_count() and manifest["driver"]
+    capfd.readouterr()
+    assert door("reproduce", str(run), "--here", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["verdict"]["word"] == "identical"

@@ -23,6 +23,10 @@ VERBS = {
     "evaluate": ("training.evaluate", "evaluate a run's checkpoint: run=<folder>"),
     "export": ("delivery.export", "write a run's checkpoint as one plain file: run=<folder>"),
 }
+# Verbs with ordinary options (see `VERB --help`). The function takes the words behind the verb.
+PLAIN_VERBS = {
+    "reproduce": ("delivery.reproduce", "run a run again and compare: reproduce <folder>"),
+}
 
 
 def main() -> int:
@@ -32,8 +36,11 @@ def main() -> int:
             print(_usage(), flush=True)
         return OK if len(sys.argv) > 1 else USAGE
     verb = sys.argv[1]
+    if verb in PLAIN_VERBS:
+        return _run(verb, sys.argv[2:])
     if verb not in VERBS:
-        return _say(f"there is no verb {verb!r}; choose one of: {', '.join(VERBS)}", USAGE)
+        known = ", ".join((*VERBS, *PLAIN_VERBS))
+        return _say(f"there is no verb {verb!r}; choose one of: {known}", USAGE)
     return _compose_and_run(verb)
 
 
@@ -102,10 +109,10 @@ def _quoted(word: str) -> str:
     return f'{key}="{escaped}"'
 
 
-def _run(verb: str, config: "DictConfig") -> int:
+def _run(verb: str, what: "DictConfig | list[str]") -> int:
     try:
-        module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
-        return int(getattr(module, verb)(config))
+        module = importlib.import_module(f".{(VERBS | PLAIN_VERBS)[verb][0]}", __package__)
+        return int(getattr(module, verb)(what))
     except Refused as refusal:
         return _say(str(refusal), USAGE)
     except TrainingFailed as failure:
@@ -124,7 +131,8 @@ def _name() -> str:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items())
+    every = (VERBS | PLAIN_VERBS).items()
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in every)
     return (
         f"usage: {_name()} VERB [key=value ...]\n\n{verbs}\n\n"
         f"`{_name()} VERB --help` shows every key and group; `-m key=1,2` sweeps over values (train)."

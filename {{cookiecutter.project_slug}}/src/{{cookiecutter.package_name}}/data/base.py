@@ -1,8 +1,11 @@
 """The data module that all tasks share: three splits behind one kind of loader."""
 
+import hashlib
+import json
 import signal
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import lightning
@@ -47,6 +50,14 @@ class BatchDataset(Dataset[Any]):
     @abstractmethod
     def __getitem__(self, keys: Keys) -> Any: ...
 
+    def counts(self) -> dict[str, int]:
+        """How much there is; `samples` must be among it. Tells what came or went."""
+        return {"samples": len(self)}
+
+    def digest(self) -> str:
+        """A cheap hash of what the samples are made of; "" when only the counts are known."""
+        return ""
+
 
 class DataModule(lightning.LightningDataModule):
     """Subclasses fill `splits` in `setup`; `prepare_data` may run many times and at the same time."""
@@ -61,6 +72,18 @@ class DataModule(lightning.LightningDataModule):
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch (known after `setup`)."""
         return self._train_length() // self.options.batch_size
+
+    @cached_property
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """What each split holds (known after `setup`): counts and a digest."""
+        found = self.splits.items()
+        return {split: {"counts": part.counts(), "digest": part.digest()} for split, part in found}
+
+    def fingerprint(self) -> str:
+        """A short hash that is equal for equal data, wherever it lies. What it covers is what the
+        datasets' `digest` says: names and sizes, and samples of the bytes; not every byte."""
+        text = json.dumps(self.contents, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def train_dataloader(self) -> DataLoader[Any]:
         options = self.options

@@ -4,8 +4,11 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
@@ -33,3 +36,21 @@ def place_of(path: Path, folder: Path) -> float:
     """A number in [0, 1) from a file's path below `folder`: it stays when other files come or go."""
     name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big") / 2**48
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most so many items, evenly spread from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
+
+def sampled_blocks(path: Path, most: int = 64, size: int = 4096) -> bytes:
+    """Blocks of a file, evenly spread, the first and the last always among them."""
+    with path.open("rb") as file:
+        blocks = range(max(1, -(-path.stat().st_size // size)))
+        found = []
+        for number in spread(blocks, most):
+            file.seek(number * size)
+            found.append(file.read(size))
+    return b"".join(found)

@@ -1,6 +1,8 @@
 """Image classification from a folder per class: `train/<class>/*.jpg`, and `val/`, `test/` alike."""
 
+import hashlib
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from torchvision.transforms import v2
 from ..errors import Refused
 from .base import BatchDataset, DataModule, LoaderOptions
 from .digits import write_digits
-from .folders import build_once, place_of
+from .folders import build_once, place_of, sampled_blocks, spread
 from .order import IGNORE, PAD, Keys, seed_of
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
@@ -47,6 +49,25 @@ class ImageDataset(BatchDataset):
         images = [self._image(epoch, max(index, 0)) for epoch, index in keys]
         labels = [IGNORE if index == PAD else int(self.labels[index]) for _, index in keys]
         return torch.stack(images), torch.tensor(labels)
+
+    def counts(self) -> dict[str, int]:
+        """Images, and how many of each class."""
+        classes = Counter(os.path.basename(os.path.dirname(path)) for path in self.paths.tolist())
+        named = {f"class {os.fsdecode(name)}": n for name, n in sorted(classes.items())}
+        return {"samples": len(self), **named}
+
+    def digest(self) -> str:
+        """Of every file's class and name, 4,096 files' sizes, and blocks of 64 files."""
+        paths: list[bytes] = self.paths.tolist()
+        digest = hashlib.blake2b(digest_size=8)
+        for path in paths:
+            folder, name = os.path.split(path)
+            digest.update(os.path.basename(folder) + b"/" + name + b"\n")
+        for path in spread(paths, 4096):
+            digest.update(f"{os.stat(path).st_size}\n".encode())
+        for path in spread(paths, 64):
+            digest.update(sampled_blocks(Path(os.fsdecode(path)), 4))
+        return digest.hexdigest()
 
     def _image(self, epoch: int, index: int) -> Tensor:
         path = os.fsdecode(self.paths[index])

@@ -1,5 +1,6 @@
 """Next-token prediction from memory-mapped tokens: each batch is one gather, in the training process."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Refused
 from .base import BatchDataset, DataModule, LoaderOptions
-from .folders import build_once
+from .folders import build_once, sampled_blocks
 from .order import IGNORE, PAD, Keys, seed_of
 from .text import SPLITS, write_tokens
 
@@ -23,6 +24,7 @@ class TokenDataset(BatchDataset):
     """
 
     def __init__(self, path: Path, context_length: int, shift: bool, seed: int) -> None:
+        self.path = path
         self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
         self.length, self.shift, self.seed = context_length, shift, seed
         # One window less than would fit leaves room for the shift; the last target needs a token too.
@@ -30,6 +32,15 @@ class TokenDataset(BatchDataset):
 
     def __len__(self) -> int:
         return max(self.windows, 0)
+
+    def counts(self) -> dict[str, int]:
+        """Windows and tokens."""
+        return {"samples": len(self), "tokens": len(self.tokens)}
+
+    def digest(self) -> str:
+        """Of the file's size and 64 blocks of 4 KiB, evenly spread."""
+        content = sampled_blocks(self.path) + str(len(self.tokens)).encode()
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def __getitem__(self, keys: Keys) -> tuple[Tensor, Tensor]:
         epoch = keys[0][0]

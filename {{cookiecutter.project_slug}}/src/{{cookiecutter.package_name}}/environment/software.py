@@ -1,23 +1,25 @@
-"""Versions, git state and the driver: what a run needs to be understood later."""
+"""Versions, variables and the driver: what a run needs to be understood later."""
 
 import importlib.metadata
 import os
 import platform
-import subprocess
+import re
 from pathlib import Path
-from typing import Any
 
-# Environment variables that change results or placement. Anything else may hold a secret.
-_TELLING = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUBLAS_WORKSPACE_CONFIG",
+# Environment variables that change results, speed or placement. Anything else may hold a secret.
+_TELLING = re.compile(
+    r"(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|TORCHINDUCTOR|PYTORCH|NVIDIA|NVTE)_\w+"
+    r"|KMP_(AFFINITY|BLOCKTIME)|PYTHONHASHSEED|LD_PRELOAD|SLURM_JOB_ID|WANDB_MODE|IMAGE_(REF|DIGEST)"
+)
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+# Those of them that change numbers; `reproduce` sets them as they were.
+NUMERIC = (
     "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
+    "MKL_NUM_THREADS",
+    "CUBLAS_WORKSPACE_CONFIG",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "NVIDIA_PYTORCH_VERSION",
-    "SLURM_JOB_ID",
-    "WANDB_MODE",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTHONHASHSEED",
 )
 
 
@@ -28,33 +30,19 @@ def packages() -> dict[str, str]:
 
 
 def telling_variables() -> dict[str, str]:
-    """The environment variables that matter for results, as they are set."""
-    return {name: os.environ[name] for name in _TELLING if name in os.environ}
+    """The environment variables that matter for results, as they are set; never a secret."""
+    names = [n for n in sorted(os.environ) if _TELLING.fullmatch(n) and not _SECRET.search(n)]
+    return {name: os.environ[name] for name in names}
 
 
-def git_state(folder: Path) -> dict[str, Any]:
-    """Commit and uncommitted changes of the repository around `folder`.
-
-    `commit` is None with a `reason` when there is no git, no repository, no commit, or the folder
-    belongs to another user and git declines it.
-    """
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit.returncode != 0:
-        lines = commit.stderr.strip().splitlines() or ["git is not installed"]
-        return {"commit": None, "reason": lines[0]}
+def image() -> dict[str, str | None]:
+    """The container image, as far as its own variables tell: built from here, or NVIDIA's."""
     return {
-        "commit": commit.stdout.strip(),
-        "diff": _git(folder, "diff", "HEAD", "--", ".").stdout,
-        "untracked": _git(folder, "ls-files", "--others", "--exclude-standard").stdout.splitlines(),
+        "reference": os.environ.get("IMAGE_REF"),
+        "digest": os.environ.get("IMAGE_DIGEST"),
+        "nvidia_pytorch": os.environ.get("NVIDIA_PYTORCH_VERSION"),
+        "nvidia_build": os.environ.get("NVIDIA_BUILD_ID"),
     }
-
-
-def _git(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = ["git", "-C", str(folder), *words]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return subprocess.CompletedProcess(command, 127, "", "")
 
 
 def driver_version() -> str | None:

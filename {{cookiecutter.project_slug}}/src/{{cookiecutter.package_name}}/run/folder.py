@@ -3,25 +3,12 @@
 import contextlib
 import json
 import os
-import shlex
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..environment.cpus import granted_cpus
-from ..environment.device import Device, cpu_name
-from ..environment.folders import project_root, shown, writable_folder
-from ..environment.software import (
-    driver_version,
-    git_state,
-    packages,
-    platform_facts,
-    telling_variables,
-)
+from ..environment.folders import shown, writable_folder
 from ..errors import Refused
 from .lock import RunLock
 
@@ -52,31 +39,6 @@ class RunFolder:
         if self.writes:
             write_text(self.path / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
 
-    def write_manifest(self, config: DictConfig, device: Device, choices: dict[str, Any]) -> None:
-        """What made this run: command, code, software, hardware, seed, choices."""
-        if not self.writes:
-            return
-        manifest = {
-            "command": shlex.join(sys.argv),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **platform_facts(),
-            "git": git_state(project_root()),
-            "device": {"kind": device.kind, "name": device.name, "count": device.count},
-            "driver": driver_version(),
-            "cuda": torch.version.cuda,
-            "cpu": {
-                "name": cpu_name(),
-                "granted": granted_cpus(),
-                "threads": torch.get_num_threads(),
-            },
-            "image": os.environ.get("NVIDIA_PYTORCH_VERSION"),
-            "seed": config.seed,
-            "environment": telling_variables(),
-            "choices": choices,
-            "packages": packages(),
-        }
-        write_json(self.path / "manifest.json", manifest)
-
     def update_summary(self, **values: Any) -> None:
         """Change keys of summary.json and write it, so that a killed run can be read."""
         self.summary.update(values)
@@ -86,7 +48,12 @@ class RunFolder:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON by write-then-rename: a reader or a kill never meets half a file."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no text, in a diff or a file name
+        text = json.dumps(value, indent=2)
+    write_text(path, text + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -55,9 +55,10 @@ def _word(settings: dict[str, Any], key: str) -> str:
     return "absent" if key not in settings else "null" if value is None else str(value)
 
 
-def code_fingerprint() -> str:
-    """A short hash of this package's Python files. (What the config files say is in the settings.)"""
-    package = Path(__file__).parents[1]
+def code_fingerprint(package: Path | None = None) -> str:
+    """A short hash of this package's Python files, or of those in another folder. (What the config
+    files say is in the settings.)"""
+    package = package or Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(package.rglob("*.py")):
         digest.update(file.relative_to(package).as_posix().encode())

@@ -17,6 +17,7 @@ from ..run.folder import RunFolder
 from ..run.identity import code_fingerprint, fingerprint, telling_settings
 from ..run.lock import RunLock
 from ..run.loggers import check_logger
+from ..run.manifest import check_data, write_manifest
 from ..run.output import LOG, SteadyOutput
 from ..run.start import Start, choose_start
 from ..run.weights import load_weights, starting_weights
@@ -72,6 +73,7 @@ def prepare(
             print(f"{shown(start.run_dir)} finished at step {start.step} already: another name or ")
             print("resume=never trains again, a larger max_steps goes on", flush=True)
         return None
+    contents = _check_data(data, start, machine)
     choices["resume"] = Choice(f"step {start.step}", start.reason)
     choices["length"] = Choice(total_steps, why)
     word = choices["precision"].value
@@ -89,11 +91,22 @@ def prepare(
         if converted:
             print(f"{'fp8:':<15} {converted}", flush=True)
     plain_choices = {name: choice.plain() for name, choice in choices.items()}
-    folder.write_manifest(config, machine.device, plain_choices)
+    write_manifest(folder, config, machine.device, plain_choices, contents, start.step)
     folder.update_summary(**plain_choices)
     if converted:
         folder.update_summary(fp8_layers=converted.plain())
     return Job(config, machine, batch, module, data, start, folder, total_steps)
+
+
+def _check_data(data: DataModule, start: Start, machine: Machine) -> dict[str, Any]:
+    """What the data holds; refused, on every rank, when a run that goes on began with other data."""
+
+    def look() -> dict[str, Any]:
+        if start.checkpoint is not None and start.source is None:
+            check_data(Path(start.run_dir), data.contents, data.fingerprint())
+        return {"fingerprint": data.fingerprint(), "splits": data.contents}
+
+    return dict(decide(look, machine.ranks, machine.device))
 
 
 def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
