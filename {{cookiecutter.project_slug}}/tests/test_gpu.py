@@ -136,3 +136,36 @@ def test_fsdp_on_the_gpu(
     assert result.returncode == 0, result.stderr
     loss = summary(tmp_path / "run")["metrics"]["val_loss"]
     assert loss == pytest.approx(summary(fp32)["metrics"]["val_loss"], rel=0.1)
+
+
+VISION = [
+    "experiment=vision",
+    "model.backbone=resnet10t",
+    "batch_size=64",
+    "validate_every_steps=5",
+]
+DETERMINISTIC = {"vision": VISION, "language": [*TOY, "validate_every_steps=5", "compile=false"]}
+
+
+@pytest.mark.parametrize("task", DETERMINISTIC)
+def test_deterministic_runs_are_equal_bit_for_bit(
+    task: str, command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    """Two fresh runs, and one that was stopped and went on: convolutions, attention's backward."""
+    words = [*DETERMINISTIC[task], "deterministic=true", "max_steps=10", f"data_dir={data_dir}"]
+    for name, more, code in (
+        ("one", [], 0),
+        ("two", [], 0),
+        ("stopped", ["stop_at=4"], 75),
+        ("stopped", [], 0),
+    ):
+        result = command("train", *words, *more, f"run_dir={tmp_path}/{name}")
+        assert result.returncode == code, result.stderr
+    file = "checkpoints/step-00000010.ckpt"
+    states = [
+        torch.load(tmp_path / name / file, map_location="cpu", weights_only=True)["state_dict"]
+        for name in ("one", "two", "stopped")
+    ]
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), f"{key} differs between two fresh runs"
+        assert torch.equal(value, states[2][key]), f"{key} differs after a stop"

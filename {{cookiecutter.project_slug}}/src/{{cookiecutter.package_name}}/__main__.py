@@ -103,7 +103,10 @@ def _quoted(word: str) -> str:
 
 
 def _run(verb: str, config: "DictConfig") -> int:
+    from .training import settings
+
     try:
+        settings.set_workspace(config)
         module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
         return int(getattr(module, verb)(config))
     except Refused as refusal:
