@@ -169,3 +169,22 @@ def test_deterministic_runs_are_equal_bit_for_bit(
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), f"{key} differs between two fresh runs"
         assert torch.equal(value, states[2][key]), f"{key} differs after a stop"
+
+
+def test_out_of_memory_names_the_share_to_lower(
+    command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=language", "model=gpt-124m", "batch_size=4096", "max_steps=2"]
+    words += ["data.vocab_size=50304", "compile=false", "sample_prompt=null"]
+    result = command("train", *words, f"data_dir={data_dir}", f"run_dir={tmp_path}/run")
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    assert "out of GPU memory at step 1" in result.stderr
+    assert "activations" in result.stderr and "Change first: micro_batch=2048" in result.stderr
+    assert (tmp_path / "run/memory.pickle").stat().st_size > 0
+    found = summary(tmp_path / "run")
+    assert found["status"] == "failed"
+    memory = found["memory_gib"]
+    assert memory["weights"] > 0.3 and memory["activations"] > memory["weights"]
+    assert memory["total"] == pytest.approx(
+        torch.cuda.get_device_properties(0).total_memory / 2**30, rel=0.05
+    )

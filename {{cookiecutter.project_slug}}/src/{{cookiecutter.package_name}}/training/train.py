@@ -29,6 +29,7 @@ from .machine import look_around
 from .monitor import Monitor
 from .nan_guard import NanGuard
 from .network import lightning_precision
+from .out_of_memory import MemoryReport
 from .position import Position
 from .precision import apply_precision
 from .prepare import Job, prepare
@@ -148,6 +149,7 @@ def _fit(job: Job, signals: Signals) -> None:
         loggers=[metrics, *([logger] if logger else [])],
         callbacks=[
             SyncBuffers(),
+            MemoryReport(job),
             guard,
             position,
             monitor,
