@@ -27,6 +27,7 @@ class Failing(ImageClassifier):
     loss: Inf is added, so that the gradient stays finite. gradient: NaN reaches every weight. batch:
     NaN goes through the network, batch norm included. die: SIGKILL. op: one that has no deterministic
     form. memory: the GPU's memory does not suffice. worker: SIGKILL to the loader processes.
+    hang: as in a collective that never ends.
     """
 
     def loss(self, batch: Batch) -> Tensor:
@@ -62,3 +63,7 @@ class Failing(ImageClassifier):
             os.kill(process.pid or 0, 9)
         time.sleep(5)  # torch raises from a signal handler, wherever that is
         return super().loss((images, labels))
+
+    def fail_hang(self, *_: Any) -> Tensor:
+        time.sleep(600)
+        raise AssertionError

@@ -8,6 +8,7 @@ from ..environment.memory import host_memory_left, killed_for_memory, shared_mem
 from ..errors import TrainingFailed
 from .deterministic import without_deterministic_form
 from .prepare import Job
+from .watch import lost_a_rank
 
 _UNUSED = (
     "some parameters took no part in a step (a branch left them out), and DDP waits for their "
@@ -33,6 +34,11 @@ def explained(error: RuntimeError, job: Job) -> TrainingFailed | None:
     if found := _WORKER.search(f"{error.__cause__}\n{words}"):  # the cause knows the signal
         workers = job.machine.choices["workers"].value
         return TrainingFailed(worker_died(found[1], found[2], workers), rank=_rank(job))
+    if lost_a_rank(error):
+        return TrainingFailed(
+            "another rank has died or does not answer (its own lines, or torchrun's table, say which): "
+            "all ranks end; the same command goes on"
+        )
     return None
 
 

@@ -36,6 +36,7 @@ from .prepare import Job, prepare
 from .ranks import shared_with_children
 from .stopping import Stopping
 from .strategy import build_strategy
+from .watch import watch_parent, watched
 
 
 def train(config: DictConfig) -> int:
@@ -45,6 +46,7 @@ def train(config: DictConfig) -> int:
     machine = look_around(config)
     if config.detach:
         return detach(machine.ranks.launched_outside)
+    watch_parent(machine.ranks)
     locks: list[RunLock] = []
     with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
         try:
@@ -65,7 +67,7 @@ def _train(job: Job, signals: Signals) -> int:
     """Fit and finish; turns every end into the summary's words and an exit code."""
     folder, ranks = job.folder, job.machine.ranks
     try:
-        with shared_with_children(dataclasses.asdict(job.start), ranks):
+        with shared_with_children(dataclasses.asdict(job.start), ranks), watched(folder, ranks):
             _fit(job, signals)
     except Stopped as stop:
         folder.update_summary(status="preempted", reason=str(stop), steps=stop.step)
