@@ -11,7 +11,9 @@ import torch
 from conftest import PACKAGE, SHORT, Door
 from torch import Tensor, nn
 
-from {{ cookiecutter.package_name }}.training.deterministic import without_deterministic_form
+from {{ cookiecutter.package_name }}.training.deterministic import (
+    without_deterministic_form,
+)
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FAILING = [*SHORT["vision"], "model._target_=failing.Failing", "accelerator=cpu"]

@@ -9,9 +9,16 @@ import pytest
 from conftest import SHORT, Command, Door
 from failing import OUT_OF_MEMORY
 
-from {{ cookiecutter.package_name }}.environment.memory import host_memory_left, killed_for_memory
+from {{ cookiecutter.package_name }}.environment.memory import (
+    host_memory_left,
+    killed_for_memory,
+)
 from {{ cookiecutter.package_name }}.training.failures import worker_died
-from {{ cookiecutter.package_name }}.training.out_of_memory import Shares, advice, read_shares
+from {{ cookiecutter.package_name }}.training.out_of_memory import (
+    Shares,
+    advice,
+    read_shares,
+)
 
 GIB = 2.0**30
 FAILING = [*SHORT["vision"], "model._target_=failing.Failing", "accelerator=cpu", "test=false"]
