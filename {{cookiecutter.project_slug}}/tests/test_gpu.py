@@ -147,3 +147,55 @@ def test_a_deterministic_run_is_reproduced(door: Door, tmp_path: Path, capfd: An
     capfd.readouterr()
     assert door("reproduce", str(run), "--here", "--json") == 0
     assert json.loads(capfd.readouterr().out)["verdict"]["word"] == "identical"
+
+
+VISION = [
+    "experiment=vision",
+    "model.backbone=resnet10t",
+    "batch_size=64",
+    "validate_every_steps=5",
+]
+DETERMINISTIC = {"vision": VISION, "language": [*TOY, "validate_every_steps=5", "compile=false"]}
+
+
+@pytest.mark.parametrize("task", DETERMINISTIC)
+def test_deterministic_runs_are_equal_bit_for_bit(
+    task: str, command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    """Two fresh runs, and one that was stopped and went on: convolutions, attention's backward."""
+    words = [*DETERMINISTIC[task], "deterministic=true", "max_steps=10", f"data_dir={data_dir}"]
+    for name, more, code in (
+        ("one", [], 0),
+        ("two", [], 0),
+        ("stopped", ["stop_at=4"], 75),
+        ("stopped", [], 0),
+    ):
+        result = command("train", *words, *more, f"run_dir={tmp_path}/{name}")
+        assert result.returncode == code, result.stderr
+    file = "checkpoints/step-00000010.ckpt"
+    states = [
+        torch.load(tmp_path / name / file, map_location="cpu", weights_only=True)["state_dict"]
+        for name in ("one", "two", "stopped")
+    ]
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), f"{key} differs between two fresh runs"
+        assert torch.equal(value, states[2][key]), f"{key} differs after a stop"
+
+
+def test_out_of_memory_names_the_share_to_lower(
+    command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=language", "model=gpt-124m", "batch_size=4096", "max_steps=2"]
+    words += ["data.vocab_size=50304", "compile=false", "sample_prompt=null"]
+    result = command("train", *words, f"data_dir={data_dir}", f"run_dir={tmp_path}/run")
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    assert "out of GPU memory at step 1" in result.stderr
+    assert "activations" in result.stderr and "Change first: micro_batch=2048" in result.stderr
+    assert (tmp_path / "run/memory.pickle").stat().st_size > 0
+    found = summary(tmp_path / "run")
+    assert found["status"] == "failed"
+    memory = found["memory_gib"]
+    assert memory["weights"] > 0.3 and memory["activations"] > memory["weights"]
+    assert memory["total"] == pytest.approx(
+        torch.cuda.get_device_properties(0).total_memory / 2**30, rel=0.05
+    )

@@ -111,17 +111,21 @@ def _quoted(word: str) -> str:
 
 def _run(verb: str, what: "DictConfig | list[str]") -> int:
     try:
+        if verb in VERBS:
+            from .training import settings
+
+            settings.set_workspace(what)  # type: ignore[arg-type]
         module = importlib.import_module(f".{(VERBS | PLAIN_VERBS)[verb][0]}", __package__)
         return int(getattr(module, verb)(what))
     except Refused as refusal:
         return _say(str(refusal), USAGE)
     except TrainingFailed as failure:
-        return _say(str(failure), FAILED)
+        return _say(str(failure), FAILED, failure.rank is not None)
 
 
-def _say(line: str, code: int) -> int:
+def _say(line: str, code: int, any_rank: bool = False) -> int:
     """Print one line to stderr (once, whatever the number of ranks) and pass the code on."""
-    if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0:
+    if any_rank or int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0:
         print(f"{_name()}: {line}", file=sys.stderr)
     return code
 

@@ -14,7 +14,15 @@ class Refused(Exception):
 
 
 class TrainingFailed(Exception):
-    """Training cannot go on (a loss that is not finite, for example). One line, exit code 1."""
+    """Training cannot go on (a loss that is not finite, for example). One line, exit code 1.
+
+    Args:
+        rank: the rank that has met this alone and must say so itself; None: rank 0 speaks for all.
+    """
+
+    def __init__(self, line: str, rank: int | None = None) -> None:
+        super().__init__(line if rank is None else f"rank {rank}: {line}")
+        self.rank = rank
 
 
 class Stopped(Exception):

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from ..environment.folders import shown
 from ..errors import TrainingFailed
+from .disk import amount, folder_bytes, free_bytes
 from .folder import RunFolder, write_json
 from .weights import INDEX
 from .writer import CheckpointWriter
@@ -80,6 +81,7 @@ class Checkpoints(Checkpoint):
         self.saved = [] if saved_step is None else self._found(saved_step)
         self.under_way: dict[str, Any] | None = None  # its file is still being written
         self.saved_step, self.last_step = saved_step, saved_step or 0
+        self.disk_warned = False
 
     def _found(self, step: int) -> list[dict[str, Any]]:
         try:
@@ -164,6 +166,19 @@ class Checkpoints(Checkpoint):
             entry["bytes"] = path.stat().st_size
         self.saved.append(entry)
         self._write()
+        self._look_ahead(path)
+
+    def _look_ahead(self, path: Path) -> None:
+        """Warn once when two more checkpoints like this one would not fit."""
+        if not self.folder.writes or self.disk_warned:
+            return
+        size, free = folder_bytes(path), free_bytes(path.parent)
+        if free < 2 * size:
+            self.disk_warned = True
+            have = (
+                f"{amount(free)} are left for {shown(path.parent)}, {path.name} took {amount(size)}"
+            )
+            print(f"{'warning:':<15} the disk is nearly full: {have}; make room", flush=True)
 
     def record(self, metrics: dict[str, Any]) -> None:
         """Note the newest checkpoint's validation metrics."""

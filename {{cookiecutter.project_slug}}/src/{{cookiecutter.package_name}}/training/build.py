@@ -79,8 +79,8 @@ def build_trainer(
         num_sanity_val_steps=0,
         # FP8 tensors cannot be reshaped under inference_mode, and compiled graphs would be made twice.
         inference_mode=False,
-        deterministic=config.get("deterministic", False),
-        benchmark=not config.get("deterministic", False),
+        # None: Lightning leaves alone what deterministic.py has set.
+        benchmark=None if config.get("deterministic") else True,
         logger=loggers or False,
         callbacks=callbacks,
         enable_checkpointing=any("Checkpoint" in type(c).__name__ for c in callbacks),

@@ -19,6 +19,7 @@ from .monitor import evaluated
 from .precision import RECIPES, apply_precision, choose_precision
 from .ranks import Ranks, agree, find_ranks, shared_with_children
 from .strategy import build_strategy
+from .watch import watch_parent
 
 SPLITS = ("test", "val")
 
@@ -37,6 +38,7 @@ def evaluate(config: DictConfig) -> int:
     assert isinstance(trained, DictConfig)
     device = find_device(config.accelerator)
     ranks = find_ranks(config.devices, 1, device)
+    watch_parent(ranks)
     module: TrainableModule = build(trained.model, "model", optimizer=plain(trained.optimizer))
     checkpoint = find_checkpoint(run, config.checkpoint)
     step = load_weights(module, checkpoint)

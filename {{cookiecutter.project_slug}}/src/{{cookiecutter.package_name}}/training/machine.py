@@ -8,6 +8,7 @@ from torch import nn
 from ..environment.device import Device, find_device
 from ..models.base import TrainableModule
 from .choices import BatchPlan, Choice, choose_workers, plan_batch
+from .deterministic import deterministic_choice
 from .precision import choose_precision, propose_fp8
 from .ranks import Ranks, find_ranks
 from .strategy import check_pairs, choose_strategy
@@ -44,6 +45,8 @@ def look_around(config: DictConfig) -> Machine:
         "device": Choice(device.kind, f"{device.name}, {several}"),
         "precision": choose_precision(config.precision, device),
     }
+    if config.deterministic:
+        choices["deterministic"] = deterministic_choice(device)
     return Machine(device, ranks, choices)
 
 

@@ -13,6 +13,7 @@ from ..data.base import DataModule, LoaderOptions
 from ..environment.folders import shown
 from ..errors import Refused
 from ..models.base import TrainableModule
+from ..run.disk import check_room, checkpoint_bytes
 from ..run.folder import RunFolder
 from ..run.identity import code_fingerprint, fingerprint, telling_settings
 from ..run.lock import RunLock
@@ -27,6 +28,7 @@ from .detach import tell_run
 from .machine import Machine, fit_to_model
 from .network import prepare_network
 from .ranks import agree, decide
+from .strategy import moments_of
 
 
 @dataclass
@@ -67,6 +69,8 @@ def prepare(
         return dataclasses.asdict(start)
 
     start = Start(**decide(choose, ranks, machine.device))
+    if not start.was_finished:
+        decide(lambda: _check_disk(config, Path(start.run_dir), module), ranks, machine.device)
     total_steps, why = _prepare_data(config, data, machine)
     if start.was_finished and start.step >= total_steps:
         if ranks.rank == 0:
@@ -113,6 +117,15 @@ def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
     known = [f"val_{name}" for name in module.metrics_of()]
     if config.monitor not in known:
         raise Refused(f"monitor={config.monitor}: validation gives {', '.join(known)}")
+
+
+def _check_disk(config: DictConfig, run: Path, module: TrainableModule) -> None:
+    size = checkpoint_bytes(module, moments_of(module))
+    at_once = config.keep_last + config.keep_best + 1  # and the one that is being written
+    if config.keep_every_steps and config.max_steps:
+        at_once += config.max_steps // config.keep_every_steps
+    if warning := check_room(run, size, at_once):
+        print(f"{'warning:':<15} {warning}", flush=True)
 
 
 def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> LoaderOptions:

@@ -16,6 +16,7 @@ from omegaconf.errors import InterpolationKeyError
 from ..environment.folders import project_root
 from ..errors import Refused
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 PROGRESS = ("auto", "bar", "lines", "none")
 SWITCH = ("auto", True, False)
 MODES = ("min", "max")
@@ -83,7 +84,7 @@ class TrainSettings:
     devices: Any = "auto"  # a count, or a list such as [0,1]
     num_nodes: int = 1
     compile: Any = "auto"  # torch.compile of the network: auto, true or false
-    deterministic: bool = False
+    deterministic: bool = False  # equal bits in every run, where each operation has such a form
 
     # what is shown
     progress: str = "auto"  # bar (one line, rewritten), lines, none; auto: bar on a terminal
@@ -136,6 +137,22 @@ SETTINGS: dict[str, type] = {
     "evaluate": EvaluateSettings,
     "export": ExportSettings,
 }
+
+
+def set_workspace(config: DictConfig) -> None:
+    """Make cuBLAS deterministic if asked for; each rank and trial comes here, before torch is imported.
+
+    Raises:
+        Refused: when the user's own value is not one that torch takes for deterministic.
+    """
+    if not config.get("deterministic"):
+        return
+    value = os.environ.setdefault(WORKSPACE, ":4096:8")
+    if value not in (":4096:8", ":16:8"):
+        raise Refused(
+            f"deterministic=true with {WORKSPACE}={value}: cuBLAS is deterministic with :4096:8 or "
+            ":16:8 (smaller, slower); set one of them, or unset it"
+        )
 
 
 def near(verb: str, word: str) -> str | None:

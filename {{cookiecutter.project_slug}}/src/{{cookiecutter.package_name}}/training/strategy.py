@@ -38,8 +38,13 @@ class Memory:
 def estimate_memory(module: TrainableModule, micro_batch: int) -> Memory:
     """fp32 weights and gradients, the optimizer's two moments (AdamW) or one (SGD), activations in bf16."""
     parameters = sum(p.numel() for p in module.parameters())
-    moments = 2 if module.optimizer_options["name"] == "adamw" else 1
-    return Memory(parameters * 4.0 * (2 + moments), micro_batch * module.activation_bytes())
+    state = parameters * 4.0 * (2 + moments_of(module))
+    return Memory(state, micro_batch * module.activation_bytes())
+
+
+def moments_of(module: TrainableModule) -> int:
+    """How many numbers the optimizer keeps for each weight."""
+    return 2 if module.optimizer_options["name"] == "adamw" else 1
 
 
 def choose_strategy(

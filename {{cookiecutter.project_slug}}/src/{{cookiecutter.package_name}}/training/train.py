@@ -22,25 +22,31 @@ from .build import SyncBuffers, build_trainer
 from .choices import choose_progress
 from .compile_watch import CompileWatch
 from .detach import detach
+from .deterministic import set_deterministic
+from .failures import explained
 from .finish import finish
 from .machine import look_around
 from .monitor import Monitor
 from .nan_guard import NanGuard
 from .network import lightning_precision
+from .out_of_memory import MemoryReport
 from .position import Position
 from .precision import apply_precision
 from .prepare import Job, prepare
 from .ranks import shared_with_children
 from .stopping import Stopping
 from .strategy import build_strategy
+from .watch import watch_parent, watched
 
 
 def train(config: DictConfig) -> int:
     """Train as `config` says and return the exit code. Refusals come before data is touched."""
     settings.check(config)
+    set_deterministic(config.deterministic)
     machine = look_around(config)
     if config.detach:
         return detach(machine.ranks.launched_outside)
+    watch_parent(machine.ranks)
     locks: list[RunLock] = []
     with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
         try:
@@ -50,6 +56,7 @@ def train(config: DictConfig) -> int:
             print("interrupted before training", flush=True)
             return INTERRUPTED
         finally:
+            set_deterministic(False)
             for lock in locks:
                 lock.release()
             for worker in multiprocessing.active_children():
@@ -60,7 +67,7 @@ def _train(job: Job, signals: Signals) -> int:
     """Fit and finish; turns every end into the summary's words and an exit code."""
     folder, ranks = job.folder, job.machine.ranks
     try:
-        with shared_with_children(dataclasses.asdict(job.start), ranks):
+        with shared_with_children(dataclasses.asdict(job.start), ranks), watched(folder, ranks):
             _fit(job, signals)
     except Stopped as stop:
         folder.update_summary(status="preempted", reason=str(stop), steps=stop.step)
@@ -73,14 +80,11 @@ def _train(job: Job, signals: Signals) -> int:
         # Lightning kills rank 0 when one of its children ends with another code than 0.
         return PAUSED if ranks.rank == 0 or ranks.launched_outside else OK
     except RuntimeError as error:
-        _fail(folder, error)
-        if "find_unused_parameters" in str(error):
-            raise TrainingFailed(
-                "some parameters took no part in a step (a branch left them out), and DDP waits for their "
-                "gradients: strategy.find_unused_parameters=true allows it; every rank must take the "
-                "same branch (data.order.same_chance)"
-            ) from error
-        raise
+        failure = explained(error, job)
+        _fail(folder, failure or error)
+        if failure is None:
+            raise
+        raise failure from error
     except (SystemExit, KeyboardInterrupt) as error:  # what Lightning makes of a second Ctrl-C
         _fail(folder, KeyboardInterrupt("Ctrl-C"))
         if ranks.rank == 0:
@@ -99,7 +103,8 @@ def _train(job: Job, signals: Signals) -> int:
 
 
 def _fail(folder: RunFolder, error: BaseException) -> None:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]  # the rest is printed
+    reason = str(error) if isinstance(error, TrainingFailed) else f"{type(error).__name__}: {error}"
+    reason = reason.splitlines()[0]  # the rest is printed
     folder.update_summary(status="failed", reason=reason)
     finish_loggers(1)
 
@@ -146,6 +151,7 @@ def _fit(job: Job, signals: Signals) -> None:
         loggers=[metrics, *([logger] if logger else [])],
         callbacks=[
             SyncBuffers(),
+            MemoryReport(job),
             guard,
             position,
             monitor,
