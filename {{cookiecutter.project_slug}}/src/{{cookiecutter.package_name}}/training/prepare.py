@@ -10,15 +10,18 @@ import lightning
 from omegaconf import DictConfig
 
 from ..data.base import DataModule, LoaderOptions
-from ..environment.folders import shown
+from ..environment.folders import is_remote, place, shown, url_of
 from ..errors import Refused
 from ..models.base import TrainableModule
+from ..run.elsewhere import bring
 from ..run.folder import RunFolder
 from ..run.identity import code_fingerprint, fingerprint, telling_settings
 from ..run.lock import RunLock
 from ..run.loggers import check_logger
+from ..run.mirror import Mirror
 from ..run.output import LOG, SteadyOutput
 from ..run.start import Start, choose_start
+from ..run.store import Store, brought
 from ..run.weights import load_weights, starting_weights
 from .build import build, plain
 from .choices import BatchPlan, Choice, choose_compile, choose_writing, show
@@ -26,6 +29,7 @@ from .detach import tell_run
 from .machine import Machine, fit_to_model
 from .network import prepare_network
 from .ranks import agree, decide
+from .strategy import SHARDED
 
 
 @dataclass
@@ -55,28 +59,42 @@ def prepare(
         module.check_sample()
     batch = fit_to_model(config, machine, module)
     data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
+    sharded = choices["strategy"].value in SHARDED and config.strategy.sharded_checkpoint
+    if config.num_nodes > 1 and sharded and is_remote(config.run_dir or config.runs_dir):
+        raise Refused(
+            "num_nodes: the parts of a sharded checkpoint lie on several machines, and a run on "
+            "a store is uploaded from one: strategy.sharded_checkpoint=false, or a shared run_dir"
+        )
     if config.init_from:
+        _fetch(config.init_from, machine)
         load_weights(module, starting_weights(config.init_from))
     check_logger(config.logger)
     _check_monitor(config, module)
 
     def choose() -> dict[str, Any]:
+        bring(config)
         start, lock = choose_start(config)
         locks.append(lock)
         return dataclasses.asdict(start)
 
     start = Start(**decide(choose, ranks, machine.device))
+    if start.checkpoint:
+        _fetch(shown(start.checkpoint), machine)
     total_steps, why = _prepare_data(config, data, machine)
     if start.was_finished and start.step >= total_steps:
         if ranks.rank == 0:
             print(f"{shown(start.run_dir)} finished at step {start.step} already: another name or ")
             print("resume=never trains again, a larger max_steps goes on", flush=True)
+            if url := url_of(start.run_dir):
+                Mirror(Store(url)).close(stopped=False)  # what an earlier attempt could not send
         return None
     choices["resume"] = Choice(f"step {start.step}", start.reason)
     choices["length"] = Choice(total_steps, why)
     word = choices["precision"].value
     choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
-    choices["checkpoints"] = choose_writing(config.checkpoint_async, machine.device, module)
+    choices["checkpoints"] = choose_writing(
+        config.checkpoint_async, machine.device, module, sharded
+    )
     converted = prepare_network(config, machine, module)
     # All that can be refused has been: a run folder exists only from here on.
     folder = RunFolder(Path(start.run_dir), ranks.rank == 0, locks[0] if locks else None)
@@ -94,6 +112,14 @@ def prepare(
     if converted:
         folder.update_summary(fp8_layers=converted.plain())
     return Job(config, machine, batch, module, data, start, folder, total_steps)
+
+
+def _fetch(word: str, machine: Machine) -> None:
+    """Bring a remote checkpoint to every machine, by one rank of each."""
+    if is_remote(word):
+        if machine.ranks.environment.local_rank() == 0:
+            brought(word)
+        agree("fetched", machine.ranks, machine.device)
 
 
 def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
@@ -119,7 +145,7 @@ def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> L
 def _start(config: DictConfig, folder: RunFolder, machine: Machine, start: Start) -> None:
     """Write what is known, so that whatever happens next can be read."""
     if folder.writes:
-        print(f"{'run:':<15} {shown(folder.path)}", flush=True)
+        print(f"{'run:':<15} {place(folder.path)}", flush=True)
     folder.write_config(config)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     fresh = {
