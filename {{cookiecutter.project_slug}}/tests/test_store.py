@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from conftest import Door
+from conftest import SHORT, Command, Door
 from fsspec.implementations.memory import MemoryFileSystem
 from test_resume import TRAIN, assert_equal_runs
 
@@ -127,14 +128,18 @@ def test_the_index_there_names_only_what_is_there(
 
     def checked(self: Flaky, path: str, value: bytes) -> None:
         if path.endswith("index.json"):
-            named = {f"checkpoints/{entry['file']}" for entry in json.loads(value)["checkpoints"]}
-            missing.append((named | {"metrics.csv", "config.yaml", "summary.json"}) - stored())
+            entries = json.loads(value)["checkpoints"]
+            needed = {f"checkpoints/{entry['file']}" for entry in entries} | {"config.yaml"}
+            missing.append(needed - stored())
+            if validated := [entry["step"] for entry in entries if entry["validated"]]:
+                rows = Flaky.store[f"{RUN.removeprefix('flaky:/')}/metrics.csv"].getvalue()
+                missing.append({f"{n}" for n in validated if f"\n{n}," not in rows.decode()})
         before(self, path, value)
 
     monkeypatch.setattr(Flaky, "pipe_file", checked)
     in_step(monkeypatch, {step: lambda: time.sleep(0.3) for step in (3, 4)})
     assert door("train", *QUICK, f"run_dir={RUN}", "checkpoint_every_steps=1") == 0
-    assert len(missing) > 1 and not any(missing)
+    assert len(missing) > 4 and not any(missing)
     index = stored_json("checkpoints/index.json")
     named = {f"checkpoints/{entry['file']}" for entry in index["checkpoints"]}
     assert named == {name for name in stored() if name.endswith(".ckpt")}
@@ -288,3 +293,25 @@ def test_evaluate_export_and_init_from_take_a_url(
     shutil.rmtree(copies)
     assert door("train", *QUICK, f"run_dir={tmp_path}/branch", f"resume={file}") == 0
     assert f"branches off from {file} at step 2" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_ranks_and_their_sharded_checkpoints(
+    command: Command, data_dir: Path, tmp_path: Path
+) -> None:
+    """Every part arrives; the rank that uploads is waited for, and an empty machine goes on."""
+    words = ["train", *SHORT["language"], "accelerator=cpu", "sample_prompt=null", "strategy=fsdp"]
+    words += ["strategy.sharded_checkpoint=true", f"data_dir={data_dir}"]
+    words += [f"run_dir=file://{tmp_path}/bucket/run"]
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    stopped = command(*words, "stop_at=2", launcher=torchrun)
+    assert "stopped:        stop_at=2" in stopped.stdout, stopped.stderr
+    parts = tmp_path / "bucket/run/checkpoints/step-00000002.ckpt"
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp"} <= {path.name for path in parts.iterdir()}
+    shutil.rmtree(tmp_path / "copies")
+    finished = command(*words, launcher=torchrun)
+    assert finished.returncode == 0, finished.stderr
+    assert "preempted at step 2" in finished.stdout
+    assert "in step (sharded" in finished.stdout
+    assert (tmp_path / "bucket/run/checkpoints/step-00000004.ckpt/.metadata").is_file()
+    assert not parts.exists()

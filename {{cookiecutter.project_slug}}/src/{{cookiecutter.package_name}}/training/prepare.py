@@ -10,7 +10,7 @@ import lightning
 from omegaconf import DictConfig
 
 from ..data.base import DataModule, LoaderOptions
-from ..environment.folders import is_remote, place, shown, url_of
+from ..environment.folders import is_remote, place, shown, typed, url_of, writable_folder
 from ..errors import Refused
 from ..models.base import TrainableModule
 from ..run.elsewhere import bring
@@ -59,12 +59,6 @@ def prepare(
         module.check_sample()
     batch = fit_to_model(config, machine, module)
     data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
-    sharded = choices["strategy"].value in SHARDED and config.strategy.sharded_checkpoint
-    if config.num_nodes > 1 and sharded and is_remote(config.run_dir or config.runs_dir):
-        raise Refused(
-            "num_nodes: the parts of a sharded checkpoint lie on several machines, and a run on "
-            "a store is uploaded from one: strategy.sharded_checkpoint=false, or a shared run_dir"
-        )
     if config.init_from:
         _fetch(config.init_from, machine)
         load_weights(module, starting_weights(config.init_from))
@@ -78,8 +72,7 @@ def prepare(
         return dataclasses.asdict(start)
 
     start = Start(**decide(choose, ranks, machine.device))
-    if start.checkpoint:
-        _fetch(shown(start.checkpoint), machine)
+    _check_shared(start, config, machine)
     total_steps, why = _prepare_data(config, data, machine)
     if start.was_finished and start.step >= total_steps:
         if ranks.rank == 0:
@@ -91,6 +84,7 @@ def prepare(
     choices["resume"] = Choice(f"step {start.step}", start.reason)
     choices["length"] = Choice(total_steps, why)
     word = choices["precision"].value
+    sharded = choices["strategy"].value in SHARDED and config.strategy.sharded_checkpoint
     choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
     choices["checkpoints"] = choose_writing(
         config.checkpoint_async, machine.device, module, sharded
@@ -120,6 +114,21 @@ def _fetch(word: str, machine: Machine) -> None:
         if machine.ranks.environment.local_rank() == 0:
             brought(word)
         agree("fetched", machine.ranks, machine.device)
+
+
+def _check_shared(start: Start, config: DictConfig, machine: Machine) -> None:
+    """Several machines need one disk for the local copy of a remote run, as for any other run folder."""
+    folder = Path(start.run_dir)
+    if config.num_nodes == 1 or url_of(folder) is None:
+        return
+    if machine.ranks.rank == 0:
+        writable_folder(folder, "REMOTE_RUNS_DIR")
+    agree("made", machine.ranks, machine.device)
+    if not folder.is_dir():
+        raise Refused(
+            f"num_nodes={config.num_nodes}: {typed(folder)} is not on a disk that all machines share; "
+            "set REMOTE_RUNS_DIR to a folder that is"
+        )
 
 
 def _check_monitor(config: DictConfig, module: TrainableModule) -> None:

@@ -64,11 +64,11 @@ def _train_and_upload(job: Job, signals: Signals) -> int:
         code = _train(job, signals)
     finally:
         if mirror is not None:
+            signals.soft = signals.speaks = False  # Ctrl-C ends the wait, nothing else
             mirror.close(stopped=job.folder.summary.get("status") == "preempted")
     if url_of(job.folder.path) is not None and code in (OK, PAUSED):
-        agree(
-            "uploaded", ranks, job.machine.device
-        )  # torchrun ends rank 0 when another rank has left
+        # torchrun would end rank 0 in the middle of it when another rank has left with a 75.
+        agree("uploaded", ranks, job.machine.device)
     return code
 
 
