@@ -111,7 +111,8 @@ def test_killed_and_gone_on_on_an_empty_machine(
     assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert store.exists(f"{RUN}/.owner.json")
     shutil.rmtree(tmp_path / "copies")
-    assert door("train", *words, "runs_dir=s3://bucket/runs", "name=run") == 0
+    store.pipe("bucket/runs/vision/no-run/note.txt", b"no run")
+    assert door("train", *words, "runs_dir=s3://bucket/runs") == 0, "found without its name"
     assert "killed at step" in json.dumps(json.loads(store.cat(f"{RUN}/summary.json"))["resume"])
     assert_equal_runs(whole, here(RUN), 60)
     index = json.loads(store.cat(f"{RUN}/checkpoints/index.json"))

@@ -56,10 +56,11 @@ def _bring_unfinished(runs: Store, config: DictConfig) -> None:
     those that are here already."""
     same = fingerprint(telling_settings(config)), code_fingerprint()
     branch = None if config.resume in WORDS else config.resume
-    found = [(Store(url), Store(url).read("summary.json")) for url in runs.folders()]
-    for store, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
+    found = runs.summaries().items()
+    for url, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
         if summary.get("fingerprint") != same[0] or summary.get("resumed_from") != branch:
             continue
+        store = Store(url)
         goes_on = summary.get("status") != "finished" and summary.get("code") == same[1]
         owner = busy(store) if goes_on else None
         if owner and store.local.exists():

@@ -117,15 +117,27 @@ class Store:
                 time.sleep(2**number)
         raise AssertionError
 
-    def folders(self) -> list[str]:
-        """The URLs of the folders in this one."""
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """The runs in this folder: summary.json by URL. Asked for all at once: there may be hundreds."""
         self.fs.invalidate_cache()
         try:
             found = self.again(self.fs.ls, self.path, True)
         except FileNotFoundError:
-            return []
+            return {}
         names = [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
-        return [f"{self.url}/{name.rpartition('/')[2]}" for name in names]
+        answers = self.again(self._read_all, [f"{name}/summary.json" for name in names])
+        return {f"{self.url}/{name.split('/')[-2]}": summary for name, summary in answers.items()}
+
+    def _read_all(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        found = self.fs.cat(names, on_error="return") if names else {}
+        contents = {}
+        for name, content in found.items():
+            if isinstance(content, bytes):
+                with contextlib.suppress(ValueError):
+                    contents[name] = json.loads(content)
+            elif not isinstance(content, FileNotFoundError):
+                raise content  # not the same as absent: a run that could go on would be passed over
+        return contents
 
     def download(self, name: str) -> None:
         """Bring a file or a whole folder here, under its name only once it is complete.
