@@ -7,6 +7,8 @@ RUN = "$(VENV)/bin/python" -m
 # Torch and all, for the demo and the tests alike. It is installed once.
 PROJECT_VENV = $(CURDIR)/build/env
 PYTHON_FILES = local_extensions.py hooks tests
+COMPILE = "$(VENV)/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	--no-emit-index-url $(if $(UPGRADE),--upgrade)
 
 .PHONY: help setup demo test lint format lock clean
 
@@ -42,9 +44,9 @@ format: setup ## Mend style and layout
 	@$(RUN) ruff check --fix $(PYTHON_FILES)
 	@$(RUN) ruff format $(PYTHON_FILES)
 
-lock: setup ## Renew requirements.lock after a change in requirements.in; to newer versions: make lock UPGRADE=1
-	@"$(VENV)/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url $(if $(UPGRADE),--upgrade) requirements.in -o requirements.lock
+lock: setup ## Renew the locks after a change in requirements.in or tests/s3.in; to newer versions: make lock UPGRADE=1
+	@$(COMPILE) requirements.in -o requirements.lock
+	@$(COMPILE) tests/s3.in -o tests/s3.lock
 
 clean: ## Remove build/, .venv/ and caches
 	@rm -rf build "$(VENV)" .mypy_cache .pytest_cache .ruff_cache

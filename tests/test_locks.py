@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import make
-from tools import ROOT, run
+from tools import FOLDER, ROOT, run
 
 STALE = "is stale: run `make lock` and commit the result"
 pytestmark = [pytest.mark.network, pytest.mark.timeout(1200)]
@@ -40,10 +40,13 @@ def lock(project: Path, env: Path) -> None:
     make(project, "lock", env, "--old-file=setup")
 
 
-def test_template_lock_is_fresh(tmp_path: Path) -> None:
-    for name in ("Makefile", "requirements.in", "requirements.lock"):
+def test_template_locks_are_fresh(tmp_path: Path) -> None:
+    locks = ("requirements.lock", "tests/s3.lock")
+    sources = ("Makefile", "requirements.in", "tests/s3.in", f"{FOLDER}/requirements.lock")
+    for name in (*sources, *locks):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     run("make", "lock", f"VENV={sys.prefix}", "--old-file=setup", cwd=tmp_path, timeout=900)
-    before = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    after = (tmp_path / "requirements.lock").read_text(encoding="utf-8")
-    assert before == after, f"requirements.lock {STALE}"
+    for name in locks:
+        before = (ROOT / name).read_text(encoding="utf-8")
+        assert before == (tmp_path / name).read_text(encoding="utf-8"), f"{name} {STALE}"

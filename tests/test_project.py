@@ -11,7 +11,7 @@ import yaml
 
 from cases import HARD
 from conftest import make
-from tools import run
+from tools import ROOT, run
 
 pytestmark = [pytest.mark.project, pytest.mark.timeout(1800)]
 SUMMARY_KEYS = {
@@ -93,6 +93,21 @@ def test_own_tests(project: Path, project_env: Path, capsys: pytest.CaptureFixtu
     with capsys.disabled():
         print(f"\nOwn tests of {project.name}: {counted[-1]}")
         print(*(line for line in printed.splitlines() if line.startswith("SKIPPED")), sep="\n")
+
+
+@pytest.mark.network
+def test_own_tests_with_an_s3_server(
+    project: Path, project_env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that need a server, which no project has to install."""
+    python = project_env / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
+    lock = ("--require-hashes", "-r", ROOT / "tests" / "s3.lock")
+    run(*pip, *lock, "--target", tmp_path / "site", timeout=600)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    printed = make(project, "test", project_env, "ARGS=tests/test_s3.py")
+    assert " passed" in printed
+    assert "SKIPPED" not in printed
 
 
 def test_own_lint(project: Path, project_env: Path) -> None:

@@ -63,9 +63,9 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def assert_equal_runs(first: Path, second: Path) -> None:
+def assert_equal_runs(first: Path, second: Path, step: int = STEPS) -> None:
     assert rows(first) == rows(second)
-    assert same(state(first), state(second))
+    assert same(state(first, step), state(second, step))
     assert summary(second)["status"] == "finished"
     before, after = (summary(run)["metrics"] for run in (first, second))
     assert all(before[name] == after[name] for name in before.keys() - TIMES)

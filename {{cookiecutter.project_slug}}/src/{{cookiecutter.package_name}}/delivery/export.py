@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import CheckpointException
 from ..environment.folders import shown, writable_folder
 from ..errors import Refused
 from ..run.convert import read_whole
+from ..run.store import brought, send_result
 from ..run.weights import find_checkpoint
 from ..run.writer import write_whole
 from ..training.settings import ExportSettings, check_keys
@@ -26,7 +27,7 @@ def export(config: DictConfig) -> int:
     check_keys(config, ExportSettings)
     if config.format not in FORMATS:
         raise Refused(f"format={config.format}: choose one of {', '.join(FORMATS)}")
-    run = Path(config.run).expanduser().absolute()
+    run = brought(config.run, config.checkpoint)
     if not (run / "config.yaml").is_file():
         raise Refused(f"run={config.run}: no run folder is there (it would hold config.yaml)")
     source = find_checkpoint(run, config.checkpoint)
@@ -35,6 +36,7 @@ def export(config: DictConfig) -> int:
         content = {key: content[key] for key in (*_OF_THE_MODEL, *_OF_THE_FILE) if key in content}
     target = _target(config.output, run, source, content["global_step"])
     write_whole(target, lambda place: torch.save(content, place))
+    send_result(target)
     print(f"{'checkpoint:':<15} {shown(source)} (step {content['global_step']})")
     print(f"{'size:':<15} {target.stat().st_size / 2**20:,.1f} MiB")
     print(f"{'written:':<15} {shown(target)}", flush=True)

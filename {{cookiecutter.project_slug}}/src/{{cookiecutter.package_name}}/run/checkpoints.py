@@ -12,7 +12,7 @@ import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..environment.folders import shown
+from ..environment.folders import typed
 from ..errors import TrainingFailed
 from .disk import amount, folder_bytes, free_bytes
 from .folder import RunFolder, write_json
@@ -158,7 +158,7 @@ class Checkpoints(Checkpoint):
             return
         self.writer.wait()
         if self.writer.error is not None:
-            place = shown(self.folder.checkpoints / entry["file"])
+            place = typed(self.folder.checkpoints / entry["file"])
             print(f"warning: {place} could not be written: {self.writer.error}", flush=True)
             return
         path = self.folder.checkpoints / entry["file"]

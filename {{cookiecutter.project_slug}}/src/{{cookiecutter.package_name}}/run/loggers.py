@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
-from ..environment.folders import shown
+from ..environment.folders import typed
 from ..errors import PAUSED, Refused
 from .folder import RunFolder
 
@@ -109,7 +109,7 @@ def finish_loggers(code: int) -> None:
 
 
 def _sync_hint(folder: RunFolder) -> str:
-    return f" (later: `wandb sync {shown(folder.path)}/wandb/offline-run-*`)"
+    return f" (later: `wandb sync {typed(folder.path)}/wandb/offline-run-*`)"
 
 
 def _has_key() -> bool:

@@ -6,15 +6,17 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..environment.folders import shown
+from ..environment.folders import here, shown
 from ..errors import Refused
 from .identity import code_fingerprint, differences, fingerprint, telling_settings
 from .lock import RunLock
+from .store import brought
 from .weights import INDEX, find_checkpoint, step_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -51,21 +53,21 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
         Refused: for a name that could not be pasted back as an override, a run that is alive or was
             trained with other settings, or nothing to go on from.
     """
-    folder = _folder(config)
+    folder = folder_of(config)
     source = None if config.resume in WORDS else _source(config.resume)
     if source is not None and source.run is not None:
-        here = folder == source.run if _named(config) else source.whole_run
-        if here:
+        its_own = folder == source.run if is_named(config) else source.whole_run
+        if its_own:
             return _go_on(source.run, config, source.checkpoint)
-    if _named(config) and _used(folder):
+    if is_named(config) and _used(folder):
         if config.resume == "never":
-            _move_aside(folder)
+            move_aside(folder)
         else:
             before = _summary(folder).get("resumed_from")
             if source is not None and before != config.resume:
                 raise Refused(f"{shown(folder)} holds another run already: choose another name")
             return _go_on(folder, config)
-    elif not _named(config) and config.resume != "never":
+    elif not is_named(config) and config.resume != "never":
         found, passed_over = _unfinished(config)
         if found is not None:
             return found
@@ -80,18 +82,27 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
     return Start(str(folder), "a new run"), RunLock(folder)
 
 
-def _named(config: DictConfig) -> bool:
+def is_named(config: DictConfig) -> bool:
+    """Whether the command says which run it means."""
     return bool(config.run_dir or config.name)
 
 
-def _folder(config: DictConfig) -> Path:
+def folder_of(config: DictConfig) -> Path:
+    """The run's folder on this machine; without a name a fresh one at each call.
+
+    Raises:
+        Refused: for a name that could not be pasted back as an override.
+    """
     name = config.name or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if not NAME.fullmatch(name):
         raise Refused(
             f"name={name}: use letters, digits, '.', '_' and '-' only, such as name=first-try"
         )
-    place = Path(config.run_dir or Path(config.runs_dir) / config.experiment / name)
-    return place.expanduser().absolute()
+    return here(config.run_dir) if config.run_dir else _siblings(config) / name
+
+
+def _siblings(config: DictConfig) -> Path:
+    return here(config.runs_dir) / config.experiment
 
 
 def _used(folder: Path) -> bool:
@@ -118,7 +129,7 @@ class _Source:
 
 
 def _source(word: str) -> _Source:
-    path = Path(word).expanduser().absolute()
+    path = brought(word, "last")
     if (path / "checkpoints" / INDEX).is_file():
         file = find_checkpoint(path, "last")
         return _Source(file, step_of(file), path, whole_run=True)
@@ -194,10 +205,9 @@ def _unfinished(config: DictConfig) -> tuple[tuple[Start, RunLock] | None, str]:
 
     Returns it, or None with the reason for a new run.
     """
-    parent = Path(config.runs_dir) / config.experiment
     same, why = fingerprint(telling_settings(config)), "a new run"
     branch = None if config.resume in WORDS else config.resume
-    found = [(folder, _summary(folder)) for folder in parent.glob("*") if _used(folder)]
+    found = [(folder, _summary(folder)) for folder in _siblings(config).glob("*") if _used(folder)]
     for folder, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
         alike = summary.get("fingerprint") == same and summary.get("resumed_from") == branch
         if not alike or summary.get("status") == "finished" or not newest_checkpoint(folder):
@@ -212,14 +222,18 @@ def _unfinished(config: DictConfig) -> tuple[tuple[Start, RunLock] | None, str]:
     return None, why
 
 
-def _move_aside(folder: Path) -> None:
+def move_aside(folder: Path, aside: Path | None = None) -> None:
+    """Rename a run's folder: to `aside`, or to its name with the next free number.
+
+    Raises:
+        Refused: when it is in use.
+    """
     lock = RunLock(folder)
     owner = lock.take()
     if owner is not None:
         raise Refused(f"{shown(folder)} is in use by {owner}: wait for it, or choose another name")
     lock.release()
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
+    names = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
+    aside = aside or next(name for name in names if not name.exists())
     os.rename(folder, aside)
     print(f"{'moved:':<15} the earlier run to {shown(aside)}", flush=True)

@@ -12,7 +12,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from ..environment.folders import shown
+from ..environment.folders import here, shown
 from ..errors import Refused
 
 INDEX = "index.json"
@@ -47,8 +47,10 @@ def find_checkpoint(run: Path, which: str) -> Path:
 
 
 def starting_weights(place: str) -> Path:
-    """The checkpoint that `init_from` means: a file, a sharded folder, or a run folder's best."""
-    path = Path(place).expanduser()
+    """The checkpoint that `init_from` means: a file, a sharded folder, or a run folder's best.
+
+    Of a URL, its local copy (see `store.brought`)."""
+    path = here(place)
     return find_checkpoint(path, "best") if (path / "checkpoints" / INDEX).is_file() else path
 
 

@@ -103,9 +103,20 @@ def choose_compile(
 
 
 def choose_writing(
-    wish: Any, device: Device, module: nn.Module, pays_from: float = 2.0**30
+    wish: Any, device: Device, module: nn.Module, sharded: bool, pays_from: float = 2.0**30
 ) -> Choice:
-    """Whether training waits for a checkpoint to be written."""
+    """Whether training waits for a checkpoint to be written.
+
+    Raises:
+        Refused: when sharded checkpoints are to be written in the background.
+    """
+    if sharded and wish is True:
+        raise Refused(
+            "checkpoint_async=true: a sharded checkpoint is written in step, by every rank its part; "
+            "checkpoint_async=auto, or strategy.sharded_checkpoint=false for one plain file"
+        )
+    if sharded:
+        return Choice("in step", "sharded: every rank writes its part at the same time")
     size = 12.0 * sum(p.numel() for p in module.parameters())  # fp32 weights and two moments
     if wish != "auto":
         return Choice("background" if wish else "in step", "as asked")

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..environment.folders import shown
+from ..environment.folders import shown, typed
 from ..errors import OK, Refused
 from ..run.output import LOG
 
@@ -44,7 +44,7 @@ def detach(launched_outside: bool) -> int:
         sys.stderr.write(early.read().decode(errors="replace"))
         if not run:
             return process.wait()
-    log = shown(Path(run) / LOG)
+    log = typed(Path(run) / LOG)
     print(f"{'detached:':<15} process {process.pid}, run {shown(run)}")
     print(f"{'follow:':<15} tail -f {log}")
     print(f"{'stop:':<15} kill {process.pid}  (saves a checkpoint; the same command goes on)")

@@ -11,6 +11,7 @@ from ..environment.folders import shown
 from ..errors import Refused
 from ..models.base import TrainableModule
 from ..run.folder import RunFolder, write_json
+from ..run.store import brought, send_result
 from ..run.weights import find_checkpoint, load_weights
 from . import settings
 from .build import SyncBuffers, build, build_trainer, plain
@@ -31,7 +32,7 @@ def evaluate(config: DictConfig) -> int:
         raise Refused(f"split={config.split}: choose one of {', '.join(SPLITS)}")
     if config.precision.name in RECIPES:
         raise Refused(f"precision={config.precision.name}: evaluation runs in bf16 or higher")
-    run = Path(config.run).expanduser().absolute()
+    run = brought(config.run, config.checkpoint)
     if not (run / "config.yaml").is_file():
         raise Refused(f"run={config.run}: no run folder is there (it would hold config.yaml)")
     trained = OmegaConf.load(run / "config.yaml")
@@ -92,6 +93,7 @@ def _tell(run: Path, split: str, checkpoint: Path, step: int, metrics: dict[str,
     target = run / f"evaluation-{split}.json"
     result = {"split": split, "checkpoint": checkpoint.name, "step": step, "metrics": metrics}
     write_json(target, result)
+    send_result(target)
     print(f"{'checkpoint:':<15} {shown(checkpoint)} (step {step})")
     for name, value in metrics.items():
         print(f"{name + ':':<15} {value:.4f}")

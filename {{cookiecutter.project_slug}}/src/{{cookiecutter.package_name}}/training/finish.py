@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 
 from ..data.base import DataModule
-from ..environment.folders import shown
+from ..environment.folders import place
 from ..models.base import TrainableModule
 from ..run.checkpoints import Checkpoints
 from ..run.folder import RunFolder
@@ -69,4 +69,4 @@ def _tell(folder: RunFolder, results: dict[str, float], best_step: int) -> None:
     for name, value in results.items():
         if name.startswith(("train_", "val_", "test_")):
             print(f"{name + ':':<15} {value:.4f}", flush=True)
-    print(f"{'run:':<15} {shown(folder.path)}", flush=True)
+    print(f"{'run:':<15} {place(folder.path)}", flush=True)

@@ -103,7 +103,7 @@ class Monitor(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: Any) -> None:
         """Validation and checkpoints are not training time."""
-        if trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and self.started:  # else one due before the first step
             self._stop_clock()
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:

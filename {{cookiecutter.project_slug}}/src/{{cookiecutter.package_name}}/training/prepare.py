@@ -10,17 +10,20 @@ import lightning
 from omegaconf import DictConfig
 
 from ..data.base import DataModule, LoaderOptions
-from ..environment.folders import shown
+from ..environment.folders import is_remote, place, shown, typed, url_of, writable_folder
 from ..errors import Refused
 from ..models.base import TrainableModule
 from ..run.disk import check_room, checkpoint_bytes
+from ..run.elsewhere import bring
 from ..run.folder import RunFolder
 from ..run.identity import code_fingerprint, fingerprint, telling_settings
 from ..run.lock import RunLock
 from ..run.loggers import check_logger
 from ..run.manifest import check_data, write_manifest
+from ..run.mirror import Mirror
 from ..run.output import LOG, SteadyOutput
 from ..run.start import Start, choose_start
+from ..run.store import Store, brought
 from ..run.weights import load_weights, starting_weights
 from .build import build, plain
 from .choices import BatchPlan, Choice, choose_compile, choose_writing, show
@@ -28,7 +31,7 @@ from .detach import tell_run
 from .machine import Machine, fit_to_model
 from .network import prepare_network
 from .ranks import agree, decide
-from .strategy import moments_of
+from .strategy import SHARDED, moments_of
 
 
 @dataclass
@@ -59,11 +62,13 @@ def prepare(
     batch = fit_to_model(config, machine, module)
     data: DataModule = build(config.data, "data", options=_loader_options(config, machine, batch))
     if config.init_from:
+        _fetch(config.init_from, machine)
         load_weights(module, starting_weights(config.init_from))
     check_logger(config.logger)
     _check_monitor(config, module)
 
     def choose() -> dict[str, Any]:
+        bring(config)
         start, lock = choose_start(config)
         locks.append(lock)
         return dataclasses.asdict(start)
@@ -71,18 +76,24 @@ def prepare(
     start = Start(**decide(choose, ranks, machine.device))
     if not start.was_finished:
         decide(lambda: _check_disk(config, Path(start.run_dir), module), ranks, machine.device)
+    _check_shared(start, config, machine)
     total_steps, why = _prepare_data(config, data, machine)
     if start.was_finished and start.step >= total_steps:
         if ranks.rank == 0:
             print(f"{shown(start.run_dir)} finished at step {start.step} already: another name or ")
             print("resume=never trains again, a larger max_steps goes on", flush=True)
+            if url := url_of(start.run_dir):
+                Mirror(Store(url)).close(stopped=False)  # what an earlier attempt could not send
         return None
     contents = _check_data(data, start, machine)
     choices["resume"] = Choice(f"step {start.step}", start.reason)
     choices["length"] = Choice(total_steps, why)
     word = choices["precision"].value
+    sharded = choices["strategy"].value in SHARDED and config.strategy.sharded_checkpoint
     choices["compile"] = choose_compile(config.compile, machine.device, total_steps, word)
-    choices["checkpoints"] = choose_writing(config.checkpoint_async, machine.device, module)
+    choices["checkpoints"] = choose_writing(
+        config.checkpoint_async, machine.device, module, sharded
+    )
     converted = prepare_network(config, machine, module)
     # All that can be refused has been: a run folder exists only from here on.
     folder = RunFolder(Path(start.run_dir), ranks.rank == 0, locks[0] if locks else None)
@@ -111,6 +122,29 @@ def _check_data(data: DataModule, start: Start, machine: Machine) -> dict[str, A
         return {"fingerprint": data.fingerprint(), "splits": data.contents}
 
     return dict(decide(look, machine.ranks, machine.device))
+
+
+def _fetch(word: str, machine: Machine) -> None:
+    """Bring a remote checkpoint to every machine, by one rank of each."""
+    if is_remote(word):
+        if machine.ranks.environment.local_rank() == 0:
+            brought(word)
+        agree("fetched", machine.ranks, machine.device)
+
+
+def _check_shared(start: Start, config: DictConfig, machine: Machine) -> None:
+    """Several machines need one disk for the local copy of a remote run, as for any other run folder."""
+    folder = Path(start.run_dir)
+    if config.num_nodes == 1 or url_of(folder) is None:
+        return
+    if machine.ranks.rank == 0:
+        writable_folder(folder, "REMOTE_RUNS_DIR")
+    agree("made", machine.ranks, machine.device)
+    if not folder.is_dir():
+        raise Refused(
+            f"num_nodes={config.num_nodes}: {typed(folder)} is not on a disk that all machines share; "
+            "set REMOTE_RUNS_DIR to a folder that is"
+        )
 
 
 def _check_monitor(config: DictConfig, module: TrainableModule) -> None:
@@ -145,7 +179,7 @@ def _loader_options(config: DictConfig, machine: Machine, batch: BatchPlan) -> L
 def _start(config: DictConfig, folder: RunFolder, machine: Machine, start: Start) -> None:
     """Write what is known, so that whatever happens next can be read."""
     if folder.writes:
-        print(f"{'run:':<15} {shown(folder.path)}", flush=True)
+        print(f"{'run:':<15} {place(folder.path)}", flush=True)
     folder.write_config(config)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     fresh = {

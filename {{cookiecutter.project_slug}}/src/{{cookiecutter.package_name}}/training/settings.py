@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from ..environment.folders import project_root
+from ..environment.folders import is_remote, project_root
 from ..errors import Refused
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -46,6 +46,7 @@ class TrainSettings:
     # the run
     experiment: str = "${hydra:runtime.choices.experiment}"
     name: str | None = None  # folder name below runs/<experiment>/; null: a fresh id
+    # Both may be a URL of fsspec's, such as s3://bucket/runs: written here, uploaded in the background.
     run_dir: str | None = None  # the run's folder itself; wins over name
     runs_dir: str = "${project_root:}/runs"
     data_dir: str = "${project_root:}/data"
@@ -204,7 +205,8 @@ def _missing(node: Any, path: str = "") -> list[str]:
 def _anchor_paths(config: DictConfig) -> None:
     """Make the paths absolute, so that config.yaml means the same from any directory."""
     for node, key in ((config, "data_dir"), (config, "runs_dir"), (config.data, "folder")):
-        node[key] = os.path.abspath(os.path.expanduser(node[key]))
+        if not (key == "runs_dir" and is_remote(node[key])):
+            node[key] = os.path.abspath(os.path.expanduser(node[key]))
     if config.data.get("source") not in (None, "stdlib", "digits"):
         config.data.source = os.path.abspath(os.path.expanduser(config.data.source))
 

@@ -7,12 +7,13 @@ from datetime import timedelta
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 
-from ..environment.folders import shown
+from ..environment.folders import place, shown, url_of
 from ..errors import INTERRUPTED, OK, PAUSED, Stopped, TrainingFailed
 from ..run.checkpoints import Checkpoints, Retention
 from ..run.folder import RunFolder
 from ..run.lock import RunLock
 from ..run.loggers import build_logger, finish_loggers
+from ..run.mirror import start_mirror
 from ..run.output import SteadyOutput
 from ..run.records import MetricsFile
 from ..run.signals import Signals
@@ -33,7 +34,7 @@ from .out_of_memory import MemoryReport
 from .position import Position
 from .precision import apply_precision
 from .prepare import Job, prepare
-from .ranks import shared_with_children
+from .ranks import agree, shared_with_children
 from .stopping import Stopping
 from .strategy import build_strategy
 from .watch import watch_parent, watched
@@ -51,7 +52,7 @@ def train(config: DictConfig) -> int:
     with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
         try:
             job = prepare(config, machine, locks, output)
-            return OK if job is None else _train(job, signals)
+            return OK if job is None else _train_and_upload(job, signals)
         except KeyboardInterrupt:
             print("interrupted before training", flush=True)
             return INTERRUPTED
@@ -61,6 +62,21 @@ def train(config: DictConfig) -> int:
                 lock.release()
             for worker in multiprocessing.active_children():
                 worker.kill()  # loader processes leave signals to us
+
+
+def _train_and_upload(job: Job, signals: Signals) -> int:
+    """Train; whatever comes of it, what lies elsewhere gets the rest."""
+    mirror, ranks = start_mirror(job.folder), job.machine.ranks
+    try:
+        code = _train(job, signals)
+    finally:
+        if mirror is not None:
+            signals.soft = signals.speaks = False  # Ctrl-C ends the wait, nothing else
+            mirror.close(stopped=job.folder.summary.get("status") == "preempted")
+    if url_of(job.folder.path) is not None and code in (OK, PAUSED):
+        # torchrun would end rank 0 in the middle of it when another rank has left with a 75.
+        agree("uploaded", ranks, job.machine.device)
+    return code
 
 
 def _train(job: Job, signals: Signals) -> int:
@@ -75,7 +91,7 @@ def _train(job: Job, signals: Signals) -> int:
         if ranks.rank == 0:
             where = f"step {stop.step} of {job.total_steps}; the same command goes on"
             print(
-                f"{'stopped:':<15} {stop}, {where}\n{'run:':<15} {shown(folder.path)}", flush=True
+                f"{'stopped:':<15} {stop}, {where}\n{'run:':<15} {place(folder.path)}", flush=True
             )
         # Lightning kills rank 0 when one of its children ends with another code than 0.
         return PAUSED if ranks.rank == 0 or ranks.launched_outside else OK
