@@ -176,7 +176,7 @@ class Checkpoints(Checkpoint):
         if free < 2 * size:
             self.disk_warned = True
             have = (
-                f"{amount(free)} are left for {shown(path.parent)}, {path.name} took {amount(size)}"
+                f"{amount(free)} are left for {typed(path.parent)}, {path.name} took {amount(size)}"
             )
             print(f"{'warning:':<15} the disk is nearly full: {have}; make room", flush=True)
 
