@@ -74,7 +74,8 @@ IMPORT_NAMES = frozenset(
     hydra_plugins isympy jwt lightning_fabric mypyc nvidia opentelemetry pip py pydevd_plugins
     pytorch_lightning ruamel sklearn slugify torchgen wheel yaml
     apex flash_attn fastapi ipykernel jupyter jupyterlab litserve onnx onnxruntime onnxscript
-    starlette transformer_engine uvicorn
+    boto3 botocore gcsfs moto s3fs starlette tiktoken tokenizers transformer_engine uvicorn
+    webdataset xdist
     """.split()
 )
 # Folders and files that a project has or will have beside its package.
