@@ -11,46 +11,14 @@ from typing import Any
 import fsspec
 import pytest
 from conftest import SHORT, Command, Door
-from fsspec.implementations.memory import MemoryFileSystem
+from flaky import RUN, RUNS, Flaky, stored, stored_json
 from test_resume import TRAIN, assert_equal_runs
 
 from {{ cookiecutter.package_name }}.environment.folders import here, shown, url_of
 from {{ cookiecutter.package_name }}.models.classifier import ImageClassifier
 from {{ cookiecutter.package_name }}.run import elsewhere, mirror
 
-RUNS = "flaky://bucket/runs"
-RUN = f"{RUNS}/vision/run"
 QUICK = [*TRAIN[:-1], "max_steps=4", "validate_every_steps=2", "keep_last=1"]
-
-
-class Flaky(MemoryFileSystem):
-    """An object store in memory.
-
-    Attributes:
-        fault: raised by everything that would go over the network.
-    """
-
-    protocol = "flaky"
-    store: dict[str, Any] = {}
-    pseudo_dirs = [""]
-    fault: Exception | None = None
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(super()._strip_protocol(str(path).removeprefix("flaky://")))
-
-
-def faulty(name: str) -> Any:
-    def method(self: Flaky, *words: Any, **options: Any) -> Any:
-        if Flaky.fault is not None:
-            raise Flaky.fault
-        return getattr(MemoryFileSystem, name)(self, *words, **options)
-
-    return method
-
-
-for name in ("put_file", "pipe_file", "cat_file", "get_file", "ls", "info", "find", "rm"):
-    setattr(Flaky, name, faulty(name))
 
 
 @pytest.fixture(autouse=True)
@@ -63,17 +31,6 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mirror, "CHECK", 0.05)
     monkeypatch.setenv("REMOTE_RUNS_DIR", str(tmp_path / "copies"))
     return tmp_path / "copies"
-
-
-def stored(run: str = RUN) -> set[str]:
-    start = run.removeprefix("flaky:/") + "/"
-    return {name.removeprefix(start) for name in Flaky.store if name.startswith(start)}
-
-
-def stored_json(name: str, run: str = RUN) -> dict[str, Any]:
-    found = Flaky.store[f"{run.removeprefix('flaky:/')}/{name}"]
-    content: dict[str, Any] = json.loads(found.getvalue())
-    return content
 
 
 def in_step(monkeypatch: pytest.MonkeyPatch, steps: dict[int, Any]) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints and their index: "last" and "best" by recorded step and metric, never by file name."""
 
+import errno
 import json
 import math
 import shutil
@@ -141,7 +142,15 @@ class Checkpoints(Checkpoint):
         if last:
             self.share(trainer)
             if not any(entry["step"] == step for entry in self.saved):
-                raise TrainingFailed(f"the checkpoint of step {step} could not be written")
+                kept = (
+                    f"that of step {self.saved[-1]['step']} is kept"
+                    if self.saved
+                    else "none is kept"
+                )
+                raise TrainingFailed(
+                    f"the checkpoint of step {step} could not be written; {kept}: once the cause is "
+                    "gone, the same command goes on from there"
+                )
 
     def share(self, trainer: Trainer) -> None:
         """Wait for the file under way; after it every rank knows what rank 0 has."""
@@ -159,7 +168,8 @@ class Checkpoints(Checkpoint):
         self.writer.wait()
         if self.writer.error is not None:
             place = typed(self.folder.checkpoints / entry["file"])
-            print(f"warning: {place} could not be written: {self.writer.error}", flush=True)
+            why = self._why(self.writer.error)
+            print(f"{'warning:':<15} {place} could not be written: {why}", flush=True)
             return
         path = self.folder.checkpoints / entry["file"]
         if self.folder.writes and path.is_file():
@@ -167,6 +177,14 @@ class Checkpoints(Checkpoint):
         self.saved.append(entry)
         self._write()
         self._look_ahead(path)
+
+    def _why(self, error: OSError) -> str:
+        """In words: torch's own error for a full disk does not speak of the disk."""
+        free = free_bytes(self.folder.checkpoints)
+        size = max((entry.get("bytes", 0) for entry in self.saved), default=0)
+        if free < size or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"the disk is full ({amount(free)} are left, a checkpoint takes {amount(size)})"
+        return str(error)
 
     def _look_ahead(self, path: Path) -> None:
         """Warn once when two more checkpoints like this one would not fit."""
