@@ -180,6 +180,7 @@ def test_a_run_counts_and_names_what_it_skipped(
         *("data.num_classes=3", "data.image_size=32", "data.channels=1", "data.mean=[0.5]"),
         *("data.std=[0.5]", "model.backbone=test_resnet", "accelerator=cpu", "batch_size=16"),
         *("max_epochs=2", f"num_workers={workers}", f"run_dir={tmp_path}/run", "max_steps=null"),
+        *("data.mixup=0.2", "data.cutmix=1.0"),
     ]
     assert door("train", *words) == 2
     assert "is not there" in capfd.readouterr().err and not (tmp_path / "run").exists()
@@ -191,6 +192,27 @@ def test_a_run_counts_and_names_what_it_skipped(
     lines = (tmp_path / "run/skipped.txt").read_text().splitlines()
     assert {line.split("\t")[0] for line in lines} == set(bad)
     assert all(line.split("\t")[1] for line in lines), "each with its reason"
+
+
+def test_mixing_follows_from_seed_and_epoch_and_leaves_evaluation_alone(
+    rows: Rows, tmp_path: Path
+) -> None:
+    table = write(rows, tmp_path / "index.csv")
+    plain, mixed = images(table), images(table, mixup=0.8, cutmix=1.0)
+    keys = [[(epoch, index) for index in range(3)] for epoch in range(8)]
+    train = mixed.splits["train"]
+    found = [train[batch] for batch in keys]
+    assert all(torch.equal(a, b) for a, b in zip(found[3], train[keys[3]], strict=True)), (
+        "a function"
+    )
+    shares = {labels[0].max().item() for _, labels in found}
+    assert len(shares) > 4, "another share in each epoch"
+    for pixels, labels in found:
+        assert labels.shape == (3, 3) and torch.allclose(labels.sum(1), torch.ones(3))
+        assert not torch.equal(pixels, plain.splits["train"][keys[0]][0])
+    assert mixed.splits["val"][keys[0]][1].dtype == torch.int64
+    with pytest.raises(Refused, match="data.mixup"):
+        images(table, mixup=-1.0)
 
 
 def test_a_folder_of_rubbish_ends_the_run(rows: Rows, tmp_path: Path) -> None:

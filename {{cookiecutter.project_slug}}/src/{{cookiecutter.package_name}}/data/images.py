@@ -28,7 +28,8 @@ class ImageDataset(BatchDataset):
     """Decoded, transformed, normalised images.
 
     `dataset[keys]` gives (images, labels): float32 of shape (batch, channels, size, size) and int64
-    of shape (batch,), IGNORE where a key is padding. An image that may be skipped is replaced: in
+    of shape (batch,), IGNORE where a key is padding; with `mix` float32 of shape (batch, classes), each
+    row the shares of the classes that were mixed. An image that may be skipped is replaced: in
     training by the next one that can be read, so that a batch stays as full as it was, and otherwise
     by padding, which no metric counts.
     """
@@ -42,12 +43,14 @@ class ImageDataset(BatchDataset):
         seed: int,
         skipped: Skipped,
         train: bool,
+        mix: v2.Transform | None = None,
     ) -> None:
         number = {name: label for label, name in enumerate(classes)}
         # Arrays, not lists: a forked worker that touches a list's reference counts copies its memory.
         self.paths = np.array([os.fsencode(item.path) for item in items], dtype=np.bytes_)
         self.labels = np.array([number[item.label] for item in items], dtype=np.int64)
         self.classes, self.skipped, self.train = classes, skipped, train
+        self.mix = mix
         self.transform, self.mode, self.seed = transform, "L" if channels == 1 else "RGB", seed
 
     def __len__(self) -> int:
@@ -59,7 +62,13 @@ class ImageDataset(BatchDataset):
         like = next((sample[0] for sample in found if sample), None)
         blank = torch.zeros_like(self._any_image() if like is None else like)
         images = torch.stack([sample[0] if sample else blank for sample in found])
-        return images, torch.tensor([sample[1] if sample else IGNORE for sample in found])
+        labels = torch.tensor([sample[1] if sample else IGNORE for sample in found])
+        if self.mix is None:
+            return images, labels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(self.seed, "mix", *keys[0]))
+            images, labels = self.mix(images, labels)
+        return images, labels
 
     def counts(self) -> dict[str, int]:
         """Images, and how many of each class."""
@@ -132,6 +141,8 @@ class ImageData(DataModule):
         table: str | None = None,
         columns: dict[str, str | None] | None = None,
         on_error: str = "raise",
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
     ) -> None:
         super().__init__(options, on_error)
         if augment not in AUGMENTATIONS:
@@ -149,6 +160,7 @@ class ImageData(DataModule):
         self.fractions = {"val": val_fraction, "test": test_fraction}
         normalise = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
         plain = [v2.Resize(image_size, antialias=True), v2.CenterCrop(image_size)]
+        self.mix = _mixing(mixup, cutmix, num_classes)
         self.train_transform = v2.Compose([*_augmentation(augment, image_size), *normalise])
         self.eval_transform = v2.Compose([*plain, *normalise])
 
@@ -181,6 +193,7 @@ class ImageData(DataModule):
                 self.options.seed,
                 self.skipped,
                 train,
+                self.mix if train else None,
             )
 
 
@@ -188,6 +201,19 @@ def _check_there(paths: list[Path]) -> None:
     """Refuse a wrong folder or list at the start; a thousand files tell, and are looked up quickly."""
     if missing := next((path for path in spread(paths, 1000) if not path.is_file()), None):
         raise Refused(f"{missing} is not there: data.folder is what paths are relative to")
+
+
+def _mixing(mixup: float, cutmix: float, num_classes: int) -> v2.Transform | None:
+    """Of whole batches: mixup (https://arxiv.org/abs/1710.09412), CutMix
+    (https://arxiv.org/abs/1905.04899), or for each batch one of the two."""
+    if mixup < 0 or cutmix < 0:
+        raise Refused("data.mixup and data.cutmix take a number from 0 (off) on")
+    parts: list[v2.Transform] = []
+    if mixup:
+        parts.append(v2.MixUp(alpha=mixup, num_classes=num_classes))
+    if cutmix:
+        parts.append(v2.CutMix(alpha=cutmix, num_classes=num_classes))
+    return v2.RandomChoice(parts) if parts else None
 
 
 def _augmentation(name: str, size: int) -> list[v2.Transform]:
