@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import Refused
 from .order import EvalOrder, Keys, TrainOrder
+from .skipped import Skipped
+from .wait import WaitClock, WatchedLoader
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,15 @@ class BatchDataset(Dataset[Any]):
 
 
 class DataModule(lightning.LightningDataModule):
-    """Subclasses fill `splits` in `setup`; `prepare_data` may run many times and at the same time."""
+    """Subclasses fill `splits` in `setup`; `prepare_data` may run many times and at the same time.
 
-    def __init__(self, options: LoaderOptions) -> None:
+    Args:
+        on_error: what becomes of a sample that cannot be read: `raise` or `skip`.
+    """
+
+    def __init__(self, options: LoaderOptions, on_error: str = "raise") -> None:
         super().__init__()
-        self.options = options
+        self.options, self.skipped, self.wait = options, Skipped(on_error), WaitClock()
         self.splits: dict[str, BatchDataset] = {}
         self.first_step = 0  # optimizer steps that this run took before it was stopped
 
@@ -101,7 +107,9 @@ class DataModule(lightning.LightningDataModule):
                 f"batch_size={options.batch_size}, but there are only {len(self.splits['train'])} "
                 "training samples: choose a smaller batch_size"
             )
-        return self._loader(self.splits["train"], order)
+        loader = self._loader(self.splits["train"], order)
+        loader.clock = self.wait
+        return loader
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self._eval_loader("val")
@@ -120,10 +128,10 @@ class DataModule(lightning.LightningDataModule):
         order = EvalOrder(len(dataset), options.micro_batch, options.rank, options.ranks)
         return self._loader(dataset, order)
 
-    def _loader(self, dataset: BatchDataset, order: Sampler[Keys]) -> DataLoader[Any]:
+    def _loader(self, dataset: BatchDataset, order: Sampler[Keys]) -> WatchedLoader:
         workers = self.options.num_workers
         # batch_size=None: a sampler's item is a whole batch of keys, and so is what comes back.
-        return DataLoader(
+        return WatchedLoader(
             dataset,
             batch_size=None,
             sampler=order,

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 
 from ..data.base import DataModule
-from ..environment.folders import place
+from ..environment.folders import place, typed
 from ..models.base import TrainableModule
 from ..run.checkpoints import Checkpoints
 from ..run.folder import RunFolder
@@ -45,6 +45,7 @@ def finish(
         if config.sample_prompt is not None:
             _sample(config, folder, best, module.device)
         _tell(folder, results, best_step)
+        _tell_skipped(folder, data)
     folder.update_summary(
         status="finished", steps=steps, metrics=results, best_step=best_step, **pace
     )
@@ -61,6 +62,13 @@ def _sample(config: DictConfig, folder: RunFolder, best: Path, device: torch.dev
     text = twin.to(device).sample(config.sample_prompt)
     (folder.path / "sample.txt").write_text(text, encoding="utf-8")
     print(f"\nsample (sample.txt):\n{text}\n", flush=True)
+
+
+def _tell_skipped(folder: RunFolder, data: DataModule) -> None:
+    if count := len(data.skipped.named()):
+        folder.update_summary(skipped_samples=count)
+        where = typed(folder.path / "skipped.txt")
+        print(f"{'skipped:':<15} {count} samples that cannot be read ({where})", flush=True)
 
 
 def _tell(folder: RunFolder, results: dict[str, float], best_step: int) -> None:

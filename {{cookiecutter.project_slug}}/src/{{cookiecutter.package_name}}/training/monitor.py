@@ -15,6 +15,7 @@ from ..environment.device import Device
 from ..models.base import TrainableModule
 from ..run.folder import RunFolder
 from .choices import Choice
+from .data_wait import DataWait
 from .nan_guard import NanGuard
 from .sharding import plain_tensor
 
@@ -26,20 +27,28 @@ class Monitor(Callback):
         every: optimizer steps between two readings.
         guard: asked at each reading; knows which steps were skipped.
         progress: bar, lines or none.
+        wait: how long the device had no data.
     """
 
     def __init__(
-        self, folder: RunFolder, device: Device, every: int, progress: str, guard: NanGuard
+        self,
+        folder: RunFolder,
+        device: Device,
+        every: int,
+        progress: str,
+        guard: NanGuard,
+        wait: DataWait,
     ) -> None:
         self.folder, self.device, self.every, self.progress = folder, device, every, progress
-        self.guard = guard
+        self.guard, self.wait = guard, wait
         self.step_loss: Tensor | None = None  # of the micro batches of this step
         self.loss_sum: Tensor | None = None  # over the steps since the last reading
         self.losses = 0  # how many those are, without skipped ones
         self.samples = self.steps = self.last_step = 0  # since the last reading
         self.seconds = 0.0
         self.started = 0.0
-        self.window: list[tuple[float, int, int]] = []  # seconds, samples, steps of each reading
+        # seconds, samples, steps of each reading, and the seconds in which the device had no data
+        self.window: list[tuple[float, int, int, float]] = []
         self.flops = 0.0  # of one training sample
         self.epoch = 0  # of the last training batch; Lightning's own moves on when training ends
         self.found: dict[str, Any] = {}  # the open reading of the run that goes on
@@ -134,13 +143,16 @@ class Monitor(Callback):
             mean = trainer.strategy.reduce(self.loss_sum / self.losses, reduce_op="mean")
             values["train_loss"] = float(mean)
         self._stop_clock()
-        self.window.append((self.seconds, self.samples, self.steps))
+        self.window.append(
+            (self.seconds, self.samples, self.steps, self.wait.seconds(trainer, module.device))
+        )
         values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         if module.grad_norm is not None:
             values["grad_norm"] = float(plain_tensor(module.grad_norm))
         values["samples_per_s"] = self.samples / self.seconds
         self._log(trainer, values)
         self._show(trainer, values)
+        self.wait.warn(trainer, *(sum(row[i] for row in self.window[1:]) for i in (0, 3)))
         per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         self.folder.update_summary(
             steps=trainer.global_step,
@@ -161,12 +173,13 @@ class Monitor(Callback):
         rows = self.window[1:] or self.window
         if not rows:
             return {}
-        seconds, samples, steps = (sum(column) for column in zip(*rows, strict=True))
+        seconds, samples, steps, waited = (sum(column) for column in zip(*rows, strict=True))
         rate = samples / seconds
         throughput = {"samples_per_s": round(rate, 2), "step_ms": round(1e3 * seconds / steps, 3)}
         throughput["tokens_per_s"] = (
             round(rate * getattr(module, "tokens_per_sample", 0), 1) or None
         )
+        throughput["data_wait"] = round(waited / seconds, 4)
         return {
             "throughput": throughput,
             "mfu": self._mfu(rate, trainer.world_size).plain(),

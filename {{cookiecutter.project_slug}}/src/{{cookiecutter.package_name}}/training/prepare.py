@@ -186,7 +186,12 @@ def _start(config: DictConfig, folder: RunFolder, machine: Machine, start: Start
         "started": now,
         "epochs": 0,
         "metrics": {},
-        "throughput": {"samples_per_s": None, "tokens_per_s": None, "step_ms": None},
+        "throughput": {
+            "samples_per_s": None,
+            "tokens_per_s": None,
+            "step_ms": None,
+            "data_wait": None,
+        },
         "mfu": Choice(None, "nothing measured yet").plain(),
         "peak_memory_gib": None,
     }

@@ -22,6 +22,7 @@ from . import settings
 from .build import SyncBuffers, build_trainer
 from .choices import choose_progress
 from .compile_watch import CompileWatch
+from .data_wait import DataWait
 from .detach import detach
 from .deterministic import set_deterministic
 from .failures import explained
@@ -144,7 +145,9 @@ def _fit(job: Job, signals: Signals) -> None:
     )
     guard = NanGuard(folder, config.on_nan)
     progress = choose_progress(config.progress)
-    monitor = Monitor(folder, machine.device, config.log_every_steps, progress, guard)
+    monitor = Monitor(
+        folder, machine.device, config.log_every_steps, progress, guard, DataWait(job.data.wait)
+    )
     saved_step = start.step if in_place else None
     checkpoints = Checkpoints(folder, writer, retention, saved_step, monitor.check_finite)
     position = Position(
@@ -179,6 +182,7 @@ def _fit(job: Job, signals: Signals) -> None:
         accumulate=job.batch.accumulate,
         writer=writer,
     )
+    job.data.skipped.file = folder.path / "skipped.txt"
     job.module.total_steps, job.data.first_step = job.total_steps, start.step
     try:
         trainer.fit(job.module, datamodule=job.data, ckpt_path=start.checkpoint, weights_only=True)
