@@ -7,11 +7,13 @@ import contextlib
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .errors import FAILED, OK, USAGE, Refused, TrainingFailed
+from .errors import FAILED, INTERRUPTED, OK, PAUSED, USAGE, Refused, TrainingFailed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -35,7 +37,36 @@ def main() -> int:
         with contextlib.suppress(BrokenPipeError):
             print(_usage(), flush=True)
         return OK if len(sys.argv) > 1 else USAGE
-    verb = sys.argv[1]
+    with _early_signals():
+        return _do(sys.argv[1])
+
+
+@contextlib.contextmanager
+def _early_signals() -> Iterator[None]:
+    """Until training has handlers of its own, nothing is lost by ending at once: no traceback for
+    Ctrl-C, and for a scheduler's signal the exit code that says "run it again"."""
+    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGUSR1")]
+    before = {}
+    try:
+        for number in filter(None, numbers):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, _leave)
+    except ValueError:  # not the main thread
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    line = f"\n{_name()}: {signal.Signals(number).name} before training has begun; the same command starts it\n"
+    os.write(2, line.encode())
+    os._exit(PAUSED)
+
+
+def _do(verb: str) -> int:
     if verb in PLAIN_VERBS:
         return _run(verb, sys.argv[2:])
     if verb not in VERBS:
@@ -121,6 +152,8 @@ def _run(verb: str, what: "DictConfig | list[str]") -> int:
         return _say(str(refusal), USAGE)
     except TrainingFailed as failure:
         return _say(str(failure), FAILED, failure.rank is not None)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
 
 
 def _say(line: str, code: int, any_rank: bool = False) -> int:

@@ -108,7 +108,7 @@ def _read(run: Path, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((run / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Refused(f"{shown(run)} is no run folder ({name} cannot be read)") from error
-    if name == "manifest.json" and "overrides" not in content:
+    if name == "manifest.json" and not {"overrides", "git"} <= content.keys():
         raise Refused(f"{shown(run)} was made before runs kept what `reproduce` needs")
     return content
 
@@ -122,7 +122,7 @@ def _last_step(
         raise Refused(f"{shown(run)} has no metrics yet: there is nothing to compare")
     if options.steps is not None and options.steps < steps[0]:
         raise Refused(f"--steps {options.steps}: the first metrics are of step {steps[0]}")
-    whole = summary["status"] in ("finished", "failed")
+    whole = summary["status"] == "finished"
     if options.steps is not None and (not whole or options.steps < steps[-1]):
         return min(options.steps, steps[-1])
     return None if whole else steps[-1]

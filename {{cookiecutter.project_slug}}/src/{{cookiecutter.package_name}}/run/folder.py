@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ..environment.folders import shown, writable_folder
 from ..errors import Refused
@@ -44,6 +46,24 @@ class RunFolder:
         self.summary.update(values)
         if self.writes:
             write_json(self.path / "summary.json", self.summary)
+
+
+def read_config(run: Path) -> DictConfig:
+    """The config that a run was trained with.
+
+    Raises:
+        Refused: when there is none that can be read.
+    """
+    try:
+        config = OmegaConf.load(run / "config.yaml")
+        if not isinstance(config, DictConfig) or "model" not in config:
+            raise ValueError("it is no training config")
+    except FileNotFoundError as error:
+        raise Refused(f"{shown(run)} is no run folder: it holds no config.yaml") from error
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        why = " ".join(str(error).split())[:120]
+        raise Refused(f"{shown(run / 'config.yaml')} cannot be read ({why}): mend it") from error
+    return config
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -24,6 +24,7 @@ def telling_settings(config: DictConfig) -> dict[str, Any]:
     to it, so that a run means the same on another machine."""
     plain: Any = OmegaConf.to_container(config, resolve=True)
     kept = {key: value for key, value in plain.items() if key not in _FREE}
+    kept["data"] = {key: value for key, value in kept["data"].items() if key != "on_error"}
     return {
         key: value.replace(str(plain["data_dir"]), "<data_dir>")
         if isinstance(value, str)

@@ -10,14 +10,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from ..environment.folders import here, shown
+from ..environment.folders import here, is_remote, shown
 from ..errors import Refused
+from .folder import read_config
 from .identity import code_fingerprint, differences, fingerprint, telling_settings
 from .lock import RunLock
 from .store import brought
-from .weights import INDEX, find_checkpoint, step_of
+from .weights import INDEX, find_checkpoint, read_index, step_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 WORDS = ("auto", "never")
@@ -64,8 +65,11 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
             move_aside(folder)
         else:
             before = _summary(folder).get("resumed_from")
-            if source is not None and before != config.resume:
-                raise Refused(f"{shown(folder)} holds another run already: choose another name")
+            if source is not None and (before is None or here(before) != here(config.resume)):
+                began = f"from {before}" if before else "without resume="
+                raise Refused(
+                    f"{shown(folder)} holds another run already, which began {began}: choose another name"
+                )
             return _go_on(folder, config)
     elif not is_named(config) and config.resume != "never":
         found, passed_over = _unfinished(config)
@@ -76,10 +80,15 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
     if source is not None:
         reason = f"branches off from {shown(source.checkpoint)} at step {source.step}"
         start = Start(
-            str(folder), reason, str(source.checkpoint), source.step, source=config.resume
+            str(folder), reason, str(source.checkpoint), source.step, source=lasting(config.resume)
         )
         return start, RunLock(folder)
     return Start(str(folder), "a new run"), RunLock(folder)
+
+
+def lasting(word: str) -> str:
+    """A path that means the same from any directory; a URL stays."""
+    return word if is_remote(word) else str(here(word))
 
 
 def is_named(config: DictConfig) -> bool:
@@ -142,17 +151,20 @@ def _source(word: str) -> _Source:
 
 
 def newest_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The index entry with the highest step whose file is there and whole; None without one."""
-    try:
-        index = json.loads((folder / "checkpoints" / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """The index entry with the highest step whose file is there and whole; None: none was saved yet.
+
+    Raises:
+        Refused: when there were some, and none is whole.
+    """
+    index = read_index(folder)
+    if index is None:
         return None
     for entry in sorted(index["checkpoints"], key=lambda e: -e["step"]):
         path = folder / "checkpoints" / entry["file"]
         if path.is_dir() or (path.is_file() and path.stat().st_size == entry.get("bytes")):
             return dict(entry)
         print(f"{'warning:':<15} {shown(path)} is missing or cut short: passed over", flush=True)
-    return None
+    raise Refused(f"{shown(folder)} has no whole checkpoint left; resume=never starts afresh")
 
 
 def _go_on(folder: Path, config: DictConfig, wanted: Path | None = None) -> tuple[Start, RunLock]:
@@ -168,9 +180,7 @@ def _go_on(folder: Path, config: DictConfig, wanted: Path | None = None) -> tupl
 
 
 def _from_newest(folder: Path, config: DictConfig, wanted: Path | None) -> Start:
-    trained = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(trained, DictConfig)
-    before = telling_settings(trained)
+    before = telling_settings(read_config(folder))
     different = differences(before, telling_settings(config))
     if different:
         raise Refused(
@@ -206,11 +216,17 @@ def _unfinished(config: DictConfig) -> tuple[tuple[Start, RunLock] | None, str]:
     Returns it, or None with the reason for a new run.
     """
     same, why = fingerprint(telling_settings(config)), "a new run"
-    branch = None if config.resume in WORDS else config.resume
+    branch = None if config.resume in WORDS else lasting(config.resume)
     found = [(folder, _summary(folder)) for folder in _siblings(config).glob("*") if _used(folder)]
     for folder, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
         alike = summary.get("fingerprint") == same and summary.get("resumed_from") == branch
-        if not alike or summary.get("status") == "finished" or not newest_checkpoint(folder):
+        if not alike or summary.get("status") == "finished":
+            continue
+        try:
+            if newest_checkpoint(folder) is None:
+                continue
+        except Refused as damage:
+            why = f"a new run: {damage}"
             continue
         if _code_changed(summary):
             why = f"a new run: the code has changed since {shown(folder)} stopped; name={folder.name} goes on"

@@ -33,10 +33,9 @@ def find_checkpoint(run: Path, which: str) -> Path:
         if not path.exists():
             raise Refused(f"checkpoint={which}: there is no such file; best and last work too")
         return path
-    try:
-        index = json.loads((run / "checkpoints" / INDEX).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Refused(f"{shown(run)} holds no checkpoint yet") from error
+    index = read_index(run)
+    if index is None:
+        raise Refused(f"{shown(run)} holds no checkpoint yet")
     if which == "best" and index["best"] is None:
         print(
             "checkpoint:     last (no validation has been recorded, so there is no best)",
@@ -44,6 +43,25 @@ def find_checkpoint(run: Path, which: str) -> Path:
         )
         which = "last"
     return run / "checkpoints" / str(index[which])
+
+
+def read_index(run: Path) -> dict[str, Any] | None:
+    """Which checkpoints a run holds; None: none yet. (A kill right after the first file was written
+    leaves that file without an index: it does not count.)
+
+    Raises:
+        Refused: when it cannot be read; it is never half written.
+    """
+    path = run / "checkpoints" / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return index if index["checkpoints"] and "last" in index and "best" in index else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = sorted(file.name for file in path.parent.glob("step-*.ckpt"))
+        beside = f"resume=<path of {files[-1]}> with a new name, or " if files else ""
+        raise Refused(f"{shown(path)} is damaged; {beside}resume=never starts afresh") from error
 
 
 def starting_weights(place: str) -> Path:
@@ -83,7 +101,7 @@ def load_weights(module: nn.Module, path: Path) -> int:
         weights, step = _read_shards(module, path) if path.is_dir() else _read_file(path)
     except FileNotFoundError as error:
         raise Refused(f"{shown(path)}: there is no such checkpoint") from error
-    except (pickle.UnpicklingError, EOFError) as error:
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise Refused(
             f"{shown(path)} is damaged, or holds more than weights and plain values"
         ) from error

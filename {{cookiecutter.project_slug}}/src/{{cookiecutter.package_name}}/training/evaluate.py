@@ -10,7 +10,7 @@ from ..environment.device import Device, find_device
 from ..environment.folders import shown
 from ..errors import Refused
 from ..models.base import TrainableModule
-from ..run.folder import RunFolder, write_json
+from ..run.folder import RunFolder, read_config, write_json
 from ..run.store import brought, send_result
 from ..run.weights import find_checkpoint, load_weights
 from . import settings
@@ -35,8 +35,7 @@ def evaluate(config: DictConfig) -> int:
     run = brought(config.run, config.checkpoint)
     if not (run / "config.yaml").is_file():
         raise Refused(f"run={config.run}: no run folder is there (it would hold config.yaml)")
-    trained = OmegaConf.load(run / "config.yaml")
-    assert isinstance(trained, DictConfig)
+    trained = read_config(run)
     device = find_device(config.accelerator)
     ranks = find_ranks(config.devices, 1, device)
     watch_parent(ranks)

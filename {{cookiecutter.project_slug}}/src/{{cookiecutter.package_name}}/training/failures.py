@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from ..environment.folders import shown
 from ..environment.memory import host_memory_left, killed_for_memory, shared_memory
 from ..errors import TrainingFailed
 from .deterministic import without_deterministic_form
@@ -34,6 +35,11 @@ def explained(error: RuntimeError, job: Job) -> TrainingFailed | None:
     if found := _WORKER.search(f"{error.__cause__}\n{words}"):  # the cause knows the signal
         workers = job.machine.choices["workers"].value
         return TrainingFailed(worker_died(found[1], found[2], workers), rank=_rank(job))
+    if "PytorchStreamReader" in words and job.start.checkpoint is not None:
+        return TrainingFailed(
+            f"{shown(job.start.checkpoint)} is damaged: remove it, and the same command goes on from the "
+            "one before it, if there is one; resume=never starts afresh"
+        )
     if lost_a_rank(error):
         return TrainingFailed(
             "another rank has died or does not answer (its own lines, or torchrun's table, say which): "

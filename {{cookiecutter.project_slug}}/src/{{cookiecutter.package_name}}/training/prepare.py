@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning
 from omegaconf import DictConfig
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..data.base import DataModule, LoaderOptions
 from ..environment.folders import is_remote, place, shown, typed, url_of, writable_folder
@@ -105,9 +106,11 @@ def prepare(
         show(choices)
         if converted:
             print(f"{'fp8:':<15} {converted}", flush=True)
+    if start.checkpoint is not None:
+        _tell_of_batch_norm(folder, module, batch.micro_batch)
     plain_choices = {name: choice.plain() for name, choice in choices.items()}
     write_manifest(folder, config, machine.device, plain_choices, contents, start.step)
-    folder.update_summary(**plain_choices)
+    folder.update_summary(**plain_choices, micro_batch=batch.micro_batch)
     if converted:
         folder.update_summary(fp8_layers=converted.plain())
     return Job(config, machine, batch, module, data, start, folder, total_steps)
@@ -130,6 +133,18 @@ def _fetch(word: str, machine: Machine) -> None:
         if machine.ranks.environment.local_rank() == 0:
             brought(word)
         agree("fetched", machine.ranks, machine.device)
+
+
+def _tell_of_batch_norm(folder: RunFolder, module: TrainableModule, micro_batch: int) -> None:
+    """Its statistics are those of one device's micro batch: with another size it trains otherwise."""
+    before = folder.summary.get("micro_batch", micro_batch)
+    has_one = any(isinstance(layer, _BatchNorm) for layer in module.modules())
+    if folder.writes and has_one and before != micro_batch:
+        print(
+            f"{'warning:':<15} batch norm now sees {micro_batch} samples at a time, {before} before: "
+            f"this is not the same training; micro_batch={before} keeps it",
+            flush=True,
+        )
 
 
 def _check_shared(start: Start, config: DictConfig, machine: Machine) -> None:

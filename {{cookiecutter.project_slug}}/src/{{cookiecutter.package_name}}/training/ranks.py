@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,6 +153,17 @@ def _connect(ranks: Ranks, device: Device) -> None:
 def _disconnect() -> None:
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def leave_group(ranks: Ranks, code: int) -> None:
+    """After the last collective: join the threads of all process groups, and end every rank but the
+    first here. A thread that meets an interpreter which is half gone would abort the process, and so
+    the run, with its work done."""
+    _disconnect()
+    if ranks.size > 1 and ranks.rank > 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ number is refused by name. Kept free of torch: the door imports it before anythi
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -202,11 +203,21 @@ def _missing(node: Any, path: str = "") -> list[str]:
     return [path] if node == MISSING else []
 
 
+def check_place(key: str, value: str) -> None:
+    """Refuse what only looks like a URL, and a store that ends with the process."""
+    if found := re.match(r"([a-z0-9]{2,}):/(?!/)", value):
+        raise Refused(f"{key}={value}: do you mean {found[1]}://{value[found.end() :]}?")
+    if value.startswith("memory://"):
+        raise Refused(f"{key}={value}: nothing there outlives the process; take a folder or s3://")
+
+
 def _anchor_paths(config: DictConfig) -> None:
     """Make the paths absolute, so that config.yaml means the same from any directory."""
     for node, key in ((config, "data_dir"), (config, "runs_dir"), (config.data, "folder")):
         if not (key == "runs_dir" and is_remote(node[key])):
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
+    if config.data.get("table"):
+        config.data.table = os.path.abspath(os.path.expanduser(config.data.table))
     if config.data.get("source") not in (None, "stdlib", "digits"):
         config.data.source = os.path.abspath(os.path.expanduser(config.data.source))
 
@@ -222,6 +233,8 @@ def check(config: DictConfig) -> None:
         raise Refused("max_steps and max_epochs are both null: set one, or training has no end")
     if not 0 <= config.seed < 2**32:
         raise Refused(f"seed={config.seed}: it takes a whole number from 0 to 4294967295")
+    for key in ("run_dir", "runs_dir"):
+        check_place(key, str(config[key]))
     _anchor_paths(config)
     for key in COUNTS:
         if config[key] is not None and config[key] < 1:
@@ -231,7 +244,7 @@ def check(config: DictConfig) -> None:
         if config[key] not in allowed:
             choices = ", ".join(str(word).lower() for word in allowed)
             raise Refused(f"{key}={config[key]}: choose one of {choices}")
-    if config.every_minutes is not None and config.every_minutes <= 0:
-        raise Refused("every_minutes takes a number above 0")
+    if config.every_minutes is not None and not config.every_minutes > 0:  # NaN neither
+        raise Refused(f"every_minutes={config.every_minutes}: it takes a number above 0")
     if config.overfit_batches and config.max_epochs and not config.max_steps:
         raise Refused("overfit_batches with max_epochs alone ends at once: set max_steps")

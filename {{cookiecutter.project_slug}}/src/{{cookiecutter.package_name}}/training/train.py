@@ -1,7 +1,9 @@
 """`train`: prepare, fit, evaluate, write down. A run that was stopped goes on where it was."""
 
+import contextlib
 import dataclasses
 import multiprocessing
+import subprocess
 from datetime import timedelta
 
 from lightning.pytorch import Trainer
@@ -35,7 +37,7 @@ from .out_of_memory import MemoryReport
 from .position import Position
 from .precision import apply_precision
 from .prepare import Job, prepare
-from .ranks import agree, shared_with_children
+from .ranks import agree, leave_group, shared_with_children
 from .stopping import Stopping
 from .strategy import build_strategy
 from .watch import watch_parent, watched
@@ -53,7 +55,7 @@ def train(config: DictConfig) -> int:
     with SteadyOutput() as output, Signals(output, machine.ranks.rank == 0) as signals:
         try:
             job = prepare(config, machine, locks, output)
-            return OK if job is None else _train_and_upload(job, signals)
+            code = OK if job is None else _train_and_upload(job, signals)
         except KeyboardInterrupt:
             print("interrupted before training", flush=True)
             return INTERRUPTED
@@ -63,6 +65,9 @@ def train(config: DictConfig) -> int:
                 lock.release()
             for worker in multiprocessing.active_children():
                 worker.kill()  # loader processes leave signals to us
+    if code in (OK, PAUSED):
+        leave_group(machine.ranks, code)
+    return code
 
 
 def _train_and_upload(job: Job, signals: Signals) -> int:
@@ -187,6 +192,7 @@ def _fit(job: Job, signals: Signals) -> None:
     try:
         trainer.fit(job.module, datamodule=job.data, ckpt_path=start.checkpoint, weights_only=True)
         finish(config, folder, job.module, job.data, trainer, checkpoints, monitor, metrics)
+        _wait_for_children(trainer)
     except Stopped:
         _wait_for_children(trainer)
         raise
@@ -195,6 +201,7 @@ def _fit(job: Job, signals: Signals) -> None:
 
 
 def _wait_for_children(trainer: Trainer) -> None:
-    """Let the ranks that Lightning started end before this one does."""
+    """Let the ranks that Lightning started end before this one does: they would miss it."""
     for process in getattr(trainer.strategy.launcher, "procs", []):
-        process.wait(timeout=60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60)

@@ -76,7 +76,7 @@ class RankWatch(threading.Thread):
     def _end_all(self, rank: int, code: int) -> None:
         if code > 0:
             self.hurry.wait(GRACE)  # what it met, this rank may meet as well, and say it better
-        if self.over:
+        if self.over or self.folder.summary.get("status") == "finished":
             return
         line = f"rank {rank} {how_it_ended(code)}: all ranks end; the same command goes on"
         self.folder.update_summary(status="failed", reason=line)
