@@ -69,10 +69,13 @@ def test_standard_library_is_complete() -> None:
     assert ours <= local_extensions.STANDARD_LIBRARY
 
 
-# Generated projects themselves are installed from a folder, which has such a file.
+# Generated projects themselves are installed from a folder, which leaves such a file; after a wheel was
+# built of one, its source tree tells of it a second time, without.
 ENVIRONMENT = """
 import importlib.metadata, json
-packages = [d for d in importlib.metadata.distributions() if not d.read_text("direct_url.json")]
+found = list(importlib.metadata.distributions())
+own = {d.name for d in found if d.read_text("direct_url.json")}
+packages = [d for d in found if d.name not in own]
 names = {d.name for d in packages}
 owners = importlib.metadata.packages_distributions()
 modules = sorted(name for name in owners if names & set(owners[name]))
