@@ -69,8 +69,8 @@ def test_standard_library_is_complete() -> None:
     assert ours <= local_extensions.STANDARD_LIBRARY
 
 
-# Generated projects themselves are installed from a folder, which leaves such a file; after a wheel was
-# built of one, its source tree tells of it a second time, without.
+# Generated projects themselves are installed from a folder, which leaves such a file; after a wheel
+# was built of one, its source tree tells of it a second time, without.
 ENVIRONMENT = """
 import importlib.metadata, json
 found = list(importlib.metadata.distributions())
