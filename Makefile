@@ -44,9 +44,9 @@ format: setup ## Mend style and layout
 	@$(RUN) ruff check --fix $(PYTHON_FILES)
 	@$(RUN) ruff format $(PYTHON_FILES)
 
-lock: setup ## Renew the locks after a change in requirements.in or tests/s3.in; to newer versions: make lock UPGRADE=1
+lock: setup ## Renew the locks after a change in requirements.in or tests/extras.in; to newer versions: make lock UPGRADE=1
 	@$(COMPILE) requirements.in -o requirements.lock
-	@$(COMPILE) tests/s3.in -o tests/s3.lock
+	@$(COMPILE) tests/extras.in -o tests/extras.lock
 
 clean: ## Remove build/, .venv/ and caches
 	@rm -rf build "$(VENV)" .mypy_cache .pytest_cache .ruff_cache

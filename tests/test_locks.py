@@ -41,8 +41,8 @@ def lock(project: Path, env: Path) -> None:
 
 
 def test_template_locks_are_fresh(tmp_path: Path) -> None:
-    locks = ("requirements.lock", "tests/s3.lock")
-    sources = ("Makefile", "requirements.in", "tests/s3.in", f"{FOLDER}/requirements.lock")
+    locks = ("requirements.lock", "tests/extras.lock")
+    sources = ("Makefile", "requirements.in", "tests/extras.in", f"{FOLDER}/requirements.lock")
     for name in (*sources, *locks):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -96,16 +96,16 @@ def test_own_tests(project: Path, project_env: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.network
-def test_own_tests_with_an_s3_server(
+def test_own_tests_that_need_more(
     project: Path, project_env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that need a server, which no project has to install."""
+    """An S3 server, Parquet: what no project has to install."""
     python = project_env / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
-    lock = ("--require-hashes", "-r", ROOT / "tests" / "s3.lock")
+    lock = ("--require-hashes", "-r", ROOT / "tests" / "extras.lock")
     run(*pip, *lock, "--target", tmp_path / "site", timeout=600)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    printed = make(project, "test", project_env, "ARGS=tests/test_s3.py")
+    printed = make(project, "test", project_env, "ARGS=tests/test_s3.py tests/test_own_images.py")
     assert " passed" in printed
     assert "SKIPPED" not in printed
 

@@ -31,7 +31,7 @@ def test_no_registry_host(texts: dict[Path, bytes]) -> None:
 
 def test_locks_hold_no_address(texts: dict[Path, bytes]) -> None:
     locks = {name: text for name, text in texts.items() if name.suffix == ".lock"}
-    assert len(locks) == 4, "requirements, a project's two, the S3 server's"
+    assert len(locks) == 4, "requirements, a project's two, what some of its tests need"
     assert not [name for name, text in locks.items() if b"://" in text or b"--index" in text]
 
 

@@ -1,6 +1,8 @@
 """A full disk is said before it happens, and a write that fails does not end the training at once."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import SHORT, Door
 
 MIB = 2**20
@@ -65,27 +68,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
     try:
-        made = subprocess.run(line, capture_output=True).returncode == 0
-    except OSError:
-        made = False
-    if not made:
-        pytest.skip("only root may mount a small file system")
+        done = subprocess.run(line, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"no small file system here: {error}")
+    if done.returncode:
+        pytest.skip(f"no small file system here: {done.stderr.strip()}")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_training_outlives_a_write_that_does_not_fit(
-    door: Door, small_disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One checkpoint of 4.5 MiB fits, two do not."""
-    run = small_disk / "run"
+def outlive(door: Door, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Train where one checkpoint of 4.5 MiB fits and two do not."""
     assert door("train", *WORDS, f"run_dir={run}") == 1
     printed = capfd.readouterr()
     assert "the disk is nearly full" in printed.out
-    assert "step-00000004.ckpt could not be written" in printed.out
+    assert "step-00000004.ckpt could not be written: the disk is full (" in printed.out
     assert "step 4/4" in printed.out, "training went on to its end"
-    assert "the checkpoint of step 4 could not be written" in printed.err
+    assert "the checkpoint of step 4 could not be written; that of step 2 is kept" in printed.err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "failed" and "could not be written" in summary["reason"]
     index = json.loads((run / "checkpoints/index.json").read_text())
     assert [entry["step"] for entry in index["checkpoints"]] == [2], "the good one is kept"
+
+
+def test_training_outlives_a_disk_that_is_full(
+    door: Door, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outlive(door, small_disk / "run", capfd)
+
+
+def test_training_outlives_a_write_that_does_not_fit(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same without a right to mount: the system's own error at the second checkpoint."""
+    save, places = torch.save, []
+
+    def fail(content: object, place: Path) -> None:
+        places.append(place)
+        if len(places) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, place)
+
+    set_free(monkeypatch, 8)
+    monkeypatch.setattr(torch, "save", fail)
+    outlive(door, tmp_path / "run", capfd)
+    assert len(places) == 2
