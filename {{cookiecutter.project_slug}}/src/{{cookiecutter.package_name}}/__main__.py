@@ -37,22 +37,28 @@ def main() -> int:
         with contextlib.suppress(BrokenPipeError):
             print(_usage(), flush=True)
         return OK if len(sys.argv) > 1 else USAGE
-    with _early_signals():
-        return _do(sys.argv[1])
+    verb = sys.argv[1]
+    if verb == "train":
+        with _early_signals():
+            return _compose_and_run(verb)
+    if verb in PLAIN_VERBS:
+        return _run(verb, sys.argv[2:])
+    if verb not in VERBS:
+        known = ", ".join((*VERBS, *PLAIN_VERBS))
+        return _say(f"there is no verb {verb!r}; choose one of: {known}", USAGE)
+    return _compose_and_run(verb)
 
 
 @contextlib.contextmanager
 def _early_signals() -> Iterator[None]:
-    """Until training has handlers of its own, nothing is lost by ending at once: no traceback for
-    Ctrl-C, and for a scheduler's signal the exit code that says "run it again"."""
+    """Until training has handlers of its own nothing is lost by ending at once, and a scheduler's signal
+    gets the exit code that says "run it again"."""
     numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGUSR1")]
     before = {}
-    try:
+    with contextlib.suppress(ValueError):  # not the main thread
         for number in filter(None, numbers):
             if signal.getsignal(number) == signal.SIG_DFL:
                 before[number] = signal.signal(number, _leave)
-    except ValueError:  # not the main thread
-        pass
     try:
         yield
     finally:
@@ -61,18 +67,10 @@ def _early_signals() -> Iterator[None]:
 
 
 def _leave(number: int, frame: object) -> None:
-    line = f"\n{_name()}: {signal.Signals(number).name} before training has begun; the same command starts it\n"
+    name = signal.Signals(number).name
+    line = f"\n{_name()}: {name} while nothing is being trained; the same command goes on\n"
     os.write(2, line.encode())
     os._exit(PAUSED)
-
-
-def _do(verb: str) -> int:
-    if verb in PLAIN_VERBS:
-        return _run(verb, sys.argv[2:])
-    if verb not in VERBS:
-        known = ", ".join((*VERBS, *PLAIN_VERBS))
-        return _say(f"there is no verb {verb!r}; choose one of: {known}", USAGE)
-    return _compose_and_run(verb)
 
 
 def _compose_and_run(verb: str) -> int:

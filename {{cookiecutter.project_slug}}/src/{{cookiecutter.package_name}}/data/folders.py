@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+SPLITS = ("train", "val", "test")
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:

@@ -63,11 +63,10 @@ class ImageDataset(BatchDataset):
         blank = torch.zeros_like(self._any_image() if like is None else like)
         images = torch.stack([sample[0] if sample else blank for sample in found])
         labels = torch.tensor([sample[1] if sample else IGNORE for sample in found])
-        if self.mix is None:
-            return images, labels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(self.seed, "mix", *keys[0]))
-            images, labels = self.mix(images, labels)
+        if self.mix is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(self.seed, "mix", *keys[0]))
+                images, labels = self.mix(images, labels)
         return images, labels
 
     def counts(self) -> dict[str, int]:
@@ -84,9 +83,9 @@ class ImageDataset(BatchDataset):
         for path, label in zip(paths, self.labels.tolist(), strict=True):
             digest.update(names[label] + b"/" + os.path.basename(path) + b"\n")
         for path in spread(paths, 4096):
-            digest.update(f"{os.stat(path).st_size if os.path.exists(path) else -1}\n".encode())
+            digest.update(f"{_size(path)}\n".encode())
         for path in spread(paths, 64):
-            if os.path.exists(path):
+            if _size(path) >= 0:
                 digest.update(sampled_blocks(Path(os.fsdecode(path)), 4))
         return digest.hexdigest()
 
@@ -99,22 +98,26 @@ class ImageDataset(BatchDataset):
         for _ in range(TRIES):
             path = os.fsdecode(self.paths[index])
             try:
-                return self._image(path, epoch, index), int(self.labels[index])
+                pixels = self._pixels(path)
             except BROKEN as error:
                 self.skipped.note(path, error)
+            else:
+                return self._augmented(pixels, epoch, index), int(self.labels[index])
             if not self.train:
                 return None
             index = (index + 1) % len(self)
         raise Refused(f"data.on_error=skip: {TRIES} images in a row cannot be read, up to {path}")
 
     def _any_image(self) -> Tensor:
-        plain = Image.new(self.mode, (64, 64))
-        shown: Tensor = self.transform(v2.functional.pil_to_tensor(plain))
-        return shown
+        pixels = v2.functional.pil_to_tensor(Image.new(self.mode, (64, 64)))
+        return self._augmented(pixels, 0, PAD)
 
-    def _image(self, path: str, epoch: int, index: int) -> Tensor:
+    def _pixels(self, path: str) -> Tensor:
         with Image.open(path) as file:
-            pixels = v2.functional.pil_to_tensor(file.convert(self.mode))
+            pixels: Tensor = v2.functional.pil_to_tensor(file.convert(self.mode))
+        return pixels
+
+    def _augmented(self, pixels: Tensor, epoch: int, index: int) -> Tensor:
         # torchvision draws from torch's global generator: lend it a seed of this sample's own.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(self.seed, "augment", epoch, index))
@@ -195,6 +198,14 @@ class ImageData(DataModule):
                 train,
                 self.mix if train else None,
             )
+
+
+def _size(path: bytes) -> int:
+    """Of a file in bytes; -1 when it is not there."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _check_there(paths: list[Path]) -> None:

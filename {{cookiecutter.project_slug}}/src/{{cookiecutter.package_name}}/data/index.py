@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import Refused
-from .folders import place_of
+from .folders import SPLITS, place_of
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
-SPLITS = ("train", "val", "test")
 
 
 class Labelled(NamedTuple):

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
-from .folders import place_of
+from .folders import SPLITS, place_of
 
 SUFFIXES = {".txt", ".md", ".rst", ".py"}
-SPLITS = ("train", "val", "test")
 END_OF_DOCUMENT = 0  # the NUL byte, which text does not hold
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..errors import Refused
 from .base import BatchDataset, DataModule, LoaderOptions
-from .folders import build_once, sampled_blocks
+from .folders import SPLITS, build_once, sampled_blocks
 from .order import IGNORE, PAD, Keys, seed_of
-from .text import SPLITS, write_tokens
+from .text import write_tokens
 
 
 class TokenDataset(BatchDataset):

@@ -1,7 +1,6 @@
 """Checkpoints and their index: "last" and "best" by recorded step and metric, never by file name."""
 
 import errno
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from ..environment.folders import typed
 from ..errors import TrainingFailed
 from .disk import amount, folder_bytes, free_bytes
 from .folder import RunFolder, write_json
-from .weights import INDEX
+from .weights import INDEX, read_index
 from .writer import CheckpointWriter
 
 
@@ -85,9 +84,8 @@ class Checkpoints(Checkpoint):
         self.disk_warned = False
 
     def _found(self, step: int) -> list[dict[str, Any]]:
-        try:
-            index = json.loads((self.folder.checkpoints / INDEX).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        index = read_index(self.folder.path)
+        if index is None:
             return []
         saved = [entry for entry in index["checkpoints"] if entry["step"] <= step]
         if self.folder.writes:  # what a kill left between two renames

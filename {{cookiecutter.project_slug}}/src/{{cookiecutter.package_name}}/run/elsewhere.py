@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from ..environment.folders import is_remote, url_of
 from ..errors import Refused
 from .identity import code_fingerprint, fingerprint, telling_settings
-from .start import WORDS, folder_of, is_named, lasting, move_aside
+from .start import branch_of, folder_of, is_named, move_aside
 from .store import BEAT, OWNER, Store, local_json
 
 PATIENCE = 3.5 * BEAT  # seconds without a sign of life after which an owner counts as dead
@@ -55,7 +55,7 @@ def _bring_unfinished(runs: Store, config: DictConfig) -> None:
     """Bring the newest run of the same settings and code that can go on, and what is newer there of
     those that are here already."""
     same = fingerprint(telling_settings(config)), code_fingerprint()
-    branch = None if config.resume in WORDS else lasting(config.resume)
+    branch = branch_of(config)
     found = runs.summaries().items()
     for url, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
         if summary.get("fingerprint") != same[0] or summary.get("resumed_from") != branch:

@@ -65,7 +65,7 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
             move_aside(folder)
         else:
             before = _summary(folder).get("resumed_from")
-            if source is not None and (before is None or here(before) != here(config.resume)):
+            if source is not None and before != branch_of(config):
                 began = f"from {before}" if before else "without resume="
                 raise Refused(
                     f"{shown(folder)} holds another run already, which began {began}: choose another name"
@@ -80,15 +80,16 @@ def choose_start(config: DictConfig) -> tuple[Start, RunLock]:
     if source is not None:
         reason = f"branches off from {shown(source.checkpoint)} at step {source.step}"
         start = Start(
-            str(folder), reason, str(source.checkpoint), source.step, source=lasting(config.resume)
+            str(folder), reason, str(source.checkpoint), source.step, source=branch_of(config)
         )
         return start, RunLock(folder)
     return Start(str(folder), "a new run"), RunLock(folder)
 
 
-def lasting(word: str) -> str:
-    """A path that means the same from any directory; a URL stays."""
-    return word if is_remote(word) else str(here(word))
+def branch_of(config: DictConfig) -> str | None:
+    """What `resume=<path>` names, the same from any directory; None without a path."""
+    word = config.resume
+    return None if word in WORDS else word if is_remote(word) else str(here(word))
 
 
 def is_named(config: DictConfig) -> bool:
@@ -216,7 +217,7 @@ def _unfinished(config: DictConfig) -> tuple[tuple[Start, RunLock] | None, str]:
     Returns it, or None with the reason for a new run.
     """
     same, why = fingerprint(telling_settings(config)), "a new run"
-    branch = None if config.resume in WORDS else lasting(config.resume)
+    branch = branch_of(config)
     found = [(folder, _summary(folder)) for folder in _siblings(config).glob("*") if _used(folder)]
     for folder, summary in sorted(found, key=lambda f: f[1].get("started", ""), reverse=True):
         alike = summary.get("fingerprint") == same and summary.get("resumed_from") == branch

@@ -143,16 +143,14 @@ class Monitor(Callback):
             mean = trainer.strategy.reduce(self.loss_sum / self.losses, reduce_op="mean")
             values["train_loss"] = float(mean)
         self._stop_clock()
-        self.window.append(
-            (self.seconds, self.samples, self.steps, self.wait.seconds(trainer, module.device))
-        )
+        waited = self.wait.read(trainer, module.device, self.seconds)
+        self.window.append((self.seconds, self.samples, self.steps, waited))
         values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         if module.grad_norm is not None:
             values["grad_norm"] = float(plain_tensor(module.grad_norm))
         values["samples_per_s"] = self.samples / self.seconds
         self._log(trainer, values)
         self._show(trainer, values)
-        self.wait.warn(trainer, *(sum(row[i] for row in self.window[1:]) for i in (0, 3)))
         per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         self.folder.update_summary(
             steps=trainer.global_step,

@@ -203,7 +203,7 @@ def _missing(node: Any, path: str = "") -> list[str]:
     return [path] if node == MISSING else []
 
 
-def check_place(key: str, value: str) -> None:
+def _check_place(key: str, value: str) -> None:
     """Refuse what only looks like a URL, and a store that ends with the process."""
     if found := re.match(r"([a-z0-9]{2,}):/(?!/)", value):
         raise Refused(f"{key}={value}: do you mean {found[1]}://{value[found.end() :]}?")
@@ -234,7 +234,7 @@ def check(config: DictConfig) -> None:
     if not 0 <= config.seed < 2**32:
         raise Refused(f"seed={config.seed}: it takes a whole number from 0 to 4294967295")
     for key in ("run_dir", "runs_dir"):
-        check_place(key, str(config[key]))
+        _check_place(key, str(config[key]))
     _anchor_paths(config)
     for key in COUNTS:
         if config[key] is not None and config[key] < 1:
